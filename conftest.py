@@ -16,30 +16,44 @@ from tests.command import fedloom as fedloom
 from fedloom.core.errors import warn_once
 
 torch.set_num_threads(1)
-os.fsync = lambda _: None  # a test can kill a process, but not cut the power: what is written stays readable
-os.environ["XDG_CACHE_HOME"] = CACHE = tempfile.mkdtemp(prefix="fedloom-tests-")  # nothing of a user's own is touched
+# a test can kill a process, but not cut the power: what is written stays readable
+os.fsync = lambda _: None
+# nothing of a user's own is touched
+os.environ["XDG_CACHE_HOME"] = CACHE = tempfile.mkdtemp(prefix="fedloom-tests-")
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 os.environ.pop("FEDLOOM_DATA", None)
 # Ray would write a token into the user's home, and count its users over the network.
-os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+os.environ |= {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 
-# A busy machine is no failure, and CI tries the same examples each time; elsewhere new ones are tried.
+# A busy machine is no failure, and CI tries the same examples each time; elsewhere new ones are
+# tried.
 settings.register_profile(
-    "fedloom", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+    "fedloom",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
 )
 settings.load_profile("fedloom")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Flower's tests come first: one takes two minutes, in which the other processes would have nothing left to do.
+    """Flower's tests come first: one takes two minutes, in which the other processes would have
+    nothing left to do.
 
-    Where `each_time` names parameters of a test, by patterns of their ids, the others are marked slow.
+    Where `each_time` names parameters of a test, by patterns of their ids, the others are marked
+    slow.
     """
     items.sort(key=lambda item: "flower" not in item.path.parts)
     for item in items:
         named = item.get_closest_marker("each_time")
-        if named is not None and not any(fnmatchcase(item.callspec.id, pattern) for pattern in named.args):
+        if named is not None and not any(
+            fnmatchcase(item.callspec.id, pattern) for pattern in named.args
+        ):
             item.add_marker(pytest.mark.slow)
 
 

@@ -1,4 +1,6 @@
-"""Benchmarks. Each, run as `python -m benchmarks.NAME`, first says on standard error what it ran on, and when."""
+"""Benchmarks. Each, run as `python -m benchmarks.NAME`, first says on standard error what it ran
+on, and when.
+"""
 
 import os
 import platform
@@ -13,7 +15,9 @@ def processor() -> str:
     """The name of this machine's processor."""
     try:
         with open("/proc/cpuinfo") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+            return next(
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
@@ -24,7 +28,9 @@ def machine() -> str:
 
     load = f"load {os.getloadavg()[0]:.1f}"
     versions = f"Python {platform.python_version()}, torch {version('torch')}"
-    return f"{processor()}, {os.cpu_count()} cores, {load}, {versions}, {datetime.now(UTC):%Y-%m-%d}"
+    return (
+        f"{processor()}, {os.cpu_count()} cores, {load}, {versions}, {datetime.now(UTC):%Y-%m-%d}"
+    )
 
 
 if sys.argv[0] == "-m" and SAID not in os.environ:  # a module of this package is about to run

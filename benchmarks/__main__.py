@@ -1,5 +1,6 @@
-"""`make bench`: the benchmarks. CPU seconds are those of one thread, beside plain PyTorch. With --page those that give
-ratios all run, and rebuild the table of docs/speed.md."""
+"""`make bench`: the benchmarks. CPU seconds are those of one thread, beside plain PyTorch. With
+--page those that give ratios all run, and rebuild the table of docs/speed.md.
+"""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -57,7 +58,10 @@ def table(rows: Sequence[Row], pairs: int, measured: str) -> str:
     lines = [
         f"{measured}; one thread, medians of {pairs} pairs.\n",
         "| work | compared with | CPU s, ours | CPU s, theirs | ratio |\n|---|---|---|---|---|",
-        *(f"| {r.work} | {r.bar} | {r.ours:.3g} | {r.least:.3g} | **{r.ratio:.2f}** |" for r in rows),
+        *(
+            f"| {r.work} | {r.bar} | {r.ours:.3g} | {r.least:.3g} | **{r.ratio:.2f}** |"
+            for r in rows
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -70,9 +74,13 @@ def rebuilt(page: str, content: str) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(BENCHMARKS)}; all if none is given")
+    parser.add_argument(
+        "names", nargs="*", help=f"of {', '.join(BENCHMARKS)}; all if none is given"
+    )
     parser.add_argument("--page", action="store_true", help="rebuild the table of docs/speed.md")
-    parser.add_argument("--pairs", type=int, default=5, help="with --page: pairs of runs (default 5)")
+    parser.add_argument(
+        "--pairs", type=int, default=5, help="with --page: pairs of runs (default 5)"
+    )
     asked = parser.parse_args()
     if asked.page and asked.names:
         parser.error("--page rebuilds the whole table: leave the names out")

@@ -1,8 +1,10 @@
-"""AFIND+: a round against the loop that one writes in plain PyTorch, and what rounds of many peers cost.
+"""AFIND+: a round against the loop that one writes in plain PyTorch, and what rounds of many peers
+cost.
 
-The bar does what a faithful round does, for the same coresets: each neighbour's gradient at the asker's body, its
-head pass and body pass with `torch.optim.SGD`, two losses, the weighted mean. The scale table counts trainings,
-probes, messages and bytes, to be held against m (1 + |C|), m (1 + |C|), 2 m |C| and 4 m |C| (2 d_w + d_φ).
+The bar does what a faithful round does, for the same coresets: each neighbour's gradient at the
+asker's body, its head pass and body pass with `torch.optim.SGD`, two losses, the weighted mean. The
+scale table counts trainings, probes, messages and bytes, to be held against m (1 + |C|), m (1 +
+|C|), 2 m |C| and 4 m |C| (2 d_w + d_φ).
 """
 
 import copy
@@ -30,25 +32,36 @@ PEERS, ROWS, BATCH, LR = 8, 150, 50, 0.02
 IMAGE, SMALL = (1, 28, 28), (3, 32, 32)
 
 
-def places(n: int, architecture: str, shape: tuple[int, ...], degree: int | None = None) -> list[ClientContext]:
+def places(
+    n: int, architecture: str, shape: tuple[int, ...], degree: int | None = None
+) -> list[ClientContext]:
     """Peers that begin alike, on a complete or a random regular graph."""
     graph = None if degree is None else graphs.regular(n, degree)
     first = contexts(n, ROWS, architecture, shape=shape)
     near = [graphs.Others(n, i) if graph is None else graph[i] for i in range(n)]
-    return [replace(s, network=first[0].network, neighbours=near[i], parties=n) for i, s in enumerate(first)]
+    return [
+        replace(s, network=first[0].network, neighbours=near[i], parties=n)
+        for i, s in enumerate(first)
+    ]
 
 
 class Job:
     """A federation of AFIND+, and how to do one of its rounds."""
 
-    def __init__(self, sites_: list[ClientContext], *, batched: bool = False, **params: Any) -> None:
+    def __init__(
+        self, sites_: list[ClientContext], *, batched: bool = False, **params: Any
+    ) -> None:
         self.method = find("afind-plus")
-        self.cfg = self.method.configure(params={"batch_size": BATCH, "lr": LR, "epochs": 1, **params})
+        self.cfg = self.method.configure(
+            params={"batch_size": BATCH, "lr": LR, "epochs": 1, **params}
+        )
         peers = [self.method.client(self.cfg, s) for s in sites_]
         self.engine = (BatchedEngine if batched else LocalEngine)(peers)
         form = {k: p.detach().to("meta") for k, p in sites_[0].build().named_parameters()}
         graph = {s.id: s.neighbours for s in sites_}
-        self.fed = Federation(self.engine, coordinator="coordinator", graph=graph, param_shapes=form)
+        self.fed = Federation(
+            self.engine, coordinator="coordinator", graph=graph, param_shapes=form
+        )
         self.t = 0
 
     def round(self) -> None:
@@ -93,7 +106,9 @@ def plain(sites_: list[ClientContext]) -> Callable[[], None]:
             found = [work(i, j) for j in range(len(data))]
             shares = torch.softmax(torch.stack([-loss for _, loss, _ in found]), 0)
             F.cosine_similarity(torch.stack([phi for phi, _, _ in found]), found[i][0][None])
-            mixed = {k: sum(w * s[k] for w, (_, _, s) in zip(shares, found, strict=True)) for k in body}
+            mixed = {
+                k: sum(w * s[k] for w, (_, _, s) in zip(shares, found, strict=True)) for k in body
+            }
             new.append({**found[i][2], **mixed})
         states = new
 
@@ -110,7 +125,12 @@ def against_plain(pairs: int) -> None:
 
 
 def scale(
-    peers: int, architecture: str, shape: tuple[int, ...], degree: int | None, rounds: int, **params: Any
+    peers: int,
+    architecture: str,
+    shape: tuple[int, ...],
+    degree: int | None,
+    rounds: int,
+    **params: Any,
 ) -> None:
     """Print one line for each round of many peers."""
     job = Job(places(peers, architecture, shape, degree), **params)
@@ -127,10 +147,11 @@ def scale(
         predicted = 4 * pairs * (2 * weights + phi)
         size = sum(e.bytes for e in entries)
         print(
-            f"| {peers:,} {architecture} | {job.cfg.mode} | {t} | {pairs / peers:.1f} "
-            f"| {sum(float(n['trainings']) for n in notes):,.0f} | {sum(float(n['probes']) for n in notes):,.0f} "
-            f"| {sum(e.count for e in entries):,} | {size / 1e6:,.1f} ({predicted / 1e6:,.1f}) "
-            f"| {spent:.1f} | {1e3 * spent / peers:.1f} |",
+            f"| {peers:,} {architecture} | {job.cfg.mode} | {t} | {pairs / peers:.1f} | "
+            f"{sum(float(n['trainings']) for n in notes):,.0f} | "
+            f"{sum(float(n['probes']) for n in notes):,.0f} | {sum(e.count for e in entries):,} "
+            f"| {size / 1e6:,.1f} ({predicted / 1e6:,.1f}) | {spent:.1f} | "
+            f"{1e3 * spent / peers:.1f} |",
             flush=True,
         )
 
@@ -138,7 +159,9 @@ def scale(
 def measure_selection(peers: int, width: int) -> None:
     """Print what choosing costs a peer: similarities, p, θ and the next coreset."""
     cfg = find("afind-plus").configure()
-    phis, own, p = torch.randn(peers - 1, width), torch.randn(width), torch.full((peers - 1,), 1 / (peers - 1)).double()
+    phis = torch.randn(peers - 1, width)
+    own = torch.randn(width)
+    p = torch.full((peers - 1,), 1 / (peers - 1)).double()
     ids = torch.arange(peers - 1)
     start = time.process_time()
     for _ in range(20):
@@ -155,7 +178,10 @@ def main(pairs: int) -> None:
     against_plain(pairs)
     for peers, width in ((100, 8_256), (1_000, 4_160)):
         measure_selection(peers, width)
-    print("| peers | mode | round | |C| | trainings | probes | messages | MB (4m|C|(2d_w+d_φ)) | CPU s | ms/peer |")
+    print(
+        "| peers | mode | round | |C| | trainings | probes | messages | MB (4m|C|(2d_w+d_φ)) | "
+        "CPU s | ms/peer |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|")
     scale(100, "cnn-small", SMALL, None, 3, mode="cheap", upsilon=0.05)
     scale(100, "cnn-small", SMALL, None, 3, explore_neighbours=10, upsilon=0.05)

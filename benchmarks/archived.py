@@ -36,7 +36,11 @@ def value(result: Mapping[str, Any], measure: str) -> float:
 def read(archive: str) -> list[dict[str, Any]]:
     """The lines of an archive."""
     file = FOLDER / f"{archive}.jsonl"
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    return (
+        [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        if file.exists()
+        else []
+    )
 
 
 def found(archive: str, about: Mapping[str, Any]) -> dict[int, float]:
@@ -45,7 +49,11 @@ def found(archive: str, about: Mapping[str, Any]) -> dict[int, float]:
 
 
 def measured(
-    archive: str, about: Mapping[str, Any], run: Mapping[str, Any], seeds: Sequence[int], measure: str = "accuracy"
+    archive: str,
+    about: Mapping[str, Any],
+    run: Mapping[str, Any],
+    seeds: Sequence[int],
+    measure: str = "accuracy",
 ) -> dict[int, float]:
     """Seed -> the measure of these settings, from the archive or run now and added to it.
 
@@ -53,16 +61,23 @@ def measured(
     """
     run = merged(run, {"evaluate": {"points": 1}, "engine": {"name": "auto"}})
     digest = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:8]
-    run["engine"] = {"name": "batched"}  # what `auto` did with these networks before it measured each machine
+    # what `auto` did with these networks before it measured each machine
+    run["engine"] = {"name": "batched"}
     key = {**about, "settings": digest}
     known = {line["seed"]: line["value"] for line in read(archive) if key.items() <= line.items()}
     missing = [seed for seed in seeds if seed not in known]
     if missing:
-        method = {"name": "x"} | {name: run.pop(name) for name in ("method", "preset") if name in run}
-        experiment = check({"title": archive, "run": run, "compare": {"methods": [method], "seeds": missing}})
+        method = {"name": "x"} | {
+            name: run.pop(name) for name in ("method", "preset") if name in run
+        }
+        experiment = check(
+            {"title": archive, "run": run, "compare": {"methods": [method], "seeds": missing}}
+        )
         with tempfile.TemporaryDirectory() as folder:
             execute_all(experiment, Path(folder))
-            results = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*/result.json"))]
+            results = [
+                json.loads(path.read_text()) for path in sorted(Path(folder).glob("*/result.json"))
+            ]
         FOLDER.mkdir(exist_ok=True)
         with (FOLDER / f"{archive}.jsonl").open("a", encoding="utf-8") as file:
             for result in sorted(results, key=lambda one: one["seed"]):
@@ -83,5 +98,7 @@ def difference(a: Mapping[int, float], b: Mapping[int, float]) -> str:
     gaps = np.array([a[seed] - b[seed] for seed in a])
     half = float(stats.t.ppf(0.975, len(gaps) - 1)) * float(gaps.std(ddof=1)) / len(gaps) ** 0.5
     center = float(gaps.mean())
-    middle, low, high = (f"{x:+.1f}".replace("-", "−") for x in (center, center - half, center + half))
+    middle, low, high = (
+        f"{x:+.1f}".replace("-", "−") for x in (center, center - half, center + half)
+    )
     return f"{middle} ({low} to {high})"

@@ -1,17 +1,20 @@
-"""What attacks find of the ε that fedloom claims: `python -m benchmarks.audit_epsilon [SCALE] [SEED]`.
+"""What attacks find of the ε that fedloom claims: `python -m benchmarks.audit_epsilon [SCALE]
+[SEED]`.
 
-A lower bound of ε from attacks must stay below each claim; and it must exceed the claim if the noise is halved or a
-protection is reverted, or the attack is too weak to prove anything.
+A lower bound of ε from attacks must stay below each claim; and it must exceed the claim if the
+noise is halved or a protection is reverted, or the attack is too weak to prove anything.
 
-    A1  two worlds: two files that differ in one row, at a node that is asked crafted questions. The best classifier is
-        chosen on half of the runs, by everything that leaves the node, and measured on the other half.
-    A2  one run with many canaries, each in it or not (T. Steinke, M. Nasr, M. Jagielski, "Privacy Auditing with One (1)
-        Training Run", NeurIPS 2023).
-    A3  white box: every step is seen, and gradients are crafted (M. Nasr, J. Hayes, T. Steinke, B. Balle, F. Tramèr, M.
-        Jagielski, N. Carlini, A. Terzis, "Tight Auditing of Differentially Private Machine Learning", USENIX 2023).
+    A1  two worlds: two files that differ in one row, at a node that is asked crafted questions. The
+        best classifier is chosen on half of the runs, by everything that leaves the node, and
+        measured on the other half.
+    A2  one run with many canaries, each in it or not (T. Steinke, M. Nasr, M. Jagielski, "Privacy
+        Auditing with One (1) Training Run", NeurIPS 2023).
+    A3  white box: every step is seen, and gradients are crafted (M. Nasr, J. Hayes, T. Steinke, B.
+        Balle, F. Tramèr, M. Jagielski, N. Carlini, A. Terzis, "Tight Auditing of Differentially
+        Private Machine Learning", USENIX 2023).
 
-Rates have Clopper-Pearson bounds at 97.5 % each. ε of A1 is ln((1 - δ - FNR) / FPR); that of A3 is ε of the largest
-Gaussian noise that allows both rates, as the paper does.
+Rates have Clopper-Pearson bounds at 97.5 % each. ε of A1 is ln((1 - δ - FNR) / FPR); that of A3 is
+ε of the largest Gaussian noise that allows both rates, as the paper does.
 """
 
 import asyncio
@@ -62,14 +65,17 @@ from fedloom.trees.model import Trees
 DELTA = 1e-5
 RUN = "0123456789abcdef" * 2
 FORM: dict[str, Any] = {
-    "columns": ["a", "b"], "label": "kind", "classes": ["one", "two"], "scale": {"a": [0, 1], "b": [0, 1]},
-}  # fmt: skip
+    "columns": ["a", "b"],
+    "label": "kind",
+    "classes": ["one", "two"],
+    "scale": {"a": [0, 1], "b": [0, 1]},
+}
 ROWS, TRAINING = 180, 150
 USUAL, ODD = "0.1,0.2,one", "60,-70,two"
 """The row in which the two files differ."""
 
 
-# -- bounds --------------------------------------------------------------------------------------------------------
+# -- bounds ----------------------------------------------------------------------------------------
 
 
 def highest(wrong: int, trials: int) -> float:
@@ -78,8 +84,9 @@ def highest(wrong: int, trials: int) -> float:
 
 
 def lower_bound(false: int, missed: int, trials: int, gaussian: bool = False) -> float:
-    """The smallest ε at `DELTA` that allows so few errors of an attack in so many trials of each world; of Gaussian
-    noise if `gaussian`."""
+    """The smallest ε at `DELTA` that allows so few errors of an attack in so many trials of each
+    world; of Gaussian noise if `gaussian`.
+    """
     fpr, fnr = highest(false, trials), highest(missed, trials)
     if gaussian:
         mu = float(stats.norm.isf(fpr) - stats.norm.ppf(fnr))
@@ -89,8 +96,9 @@ def lower_bound(false: int, missed: int, trials: int, gaussian: bool = False) ->
 
 
 def separated(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """The lower bounds from scores (n,) of both worlds, by a threshold that is chosen on half of them: on this half,
-    and on the other one, which alone counts."""
+    """The lower bounds from scores (n,) of both worlds, by a threshold that is chosen on half of
+    them: on this half, and on the other one, which alone counts.
+    """
     half = len(one) // 2
     cuts = np.unique(np.concatenate([one[:half], other[:half]]))
 
@@ -106,21 +114,29 @@ def separated(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
 
 
 def split_at(one: np.ndarray, other: np.ndarray) -> float:
-    """The lower bound of Gaussian noise from scores (n,) of both worlds, by the middle between the means of a fifth of
-    them, on the others. Additive noise needs no better threshold, and no search for one."""
+    """The lower bound of Gaussian noise from scores (n,) of both worlds, by the middle between the
+    means of a fifth of them, on the others. Additive noise needs no better threshold, and no search
+    for one.
+    """
     few = len(one) // 5
     cut = (one[:few].mean() + other[:few].mean()) / 2
     low, high = sorted((one, other), key=lambda x: x[:few].mean())
-    return lower_bound(int((low[few:] > cut).sum()), int((high[few:] <= cut).sum()), len(one) - few, gaussian=True)
+    return lower_bound(
+        int((low[few:] > cut).sum()), int((high[few:] <= cut).sum()), len(one) - few, gaussian=True
+    )
 
 
 def one_run_bound(right: int, guesses: int, canaries: int, confidence: float = 0.95) -> float:
-    """The smallest ε at `DELTA` that allows so many right guesses of canaries: Steinke et al., Theorem 5.2."""
+    """The smallest ε at `DELTA` that allows so many right guesses of canaries: Steinke et al.,
+    Theorem 5.2.
+    """
 
     def probability(eps: float) -> float:
         q = 1 / (1 + math.exp(-eps))
         above = float(stats.binom.sf(right - 1, guesses, q))
-        among = np.cumsum(stats.binom.pmf(right - np.arange(1, right + 1), guesses, q)) / np.arange(1, right + 1)
+        among = np.cumsum(stats.binom.pmf(right - np.arange(1, right + 1), guesses, q)) / np.arange(
+            1, right + 1
+        )
         return above + 2 * canaries * DELTA * float(among.max(initial=0.0))
 
     low, high = 0.0, 30.0
@@ -148,7 +164,9 @@ class Audit:
 
     @property
     def holds(self) -> bool:
-        """Whether the attack stays below the claim, and exceeds it wherever something is reverted."""
+        """Whether the attack stays below the claim, and exceeds it wherever something
+        is reverted.
+        """
         return self.found < self.claim and all(found > self.claim for found in self.broken.values())
 
 
@@ -167,16 +185,20 @@ def changed(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def drawing(seed: int, part: float = 1.0) -> Iterator[None]:
-    """Noise that nobody can guess comes from this seed, so that an audit repeats, with this part of its deviation."""
+    """Noise that nobody can guess comes from this seed, so that an audit repeats, with this part of
+    its deviation.
+    """
     rng = np.random.default_rng(seed)
     normal = lambda count: part * rng.standard_normal(count)
     shared = lambda half, count: skellam(max(1, round(half * part**2)), count, rng.bytes)
     uniform = lambda count: 1 - rng.random(count)
-    with changed((noise, "_normal", normal), (noise, "_uniform", uniform), (noise, "skellam", shared)):
+    with changed(
+        (noise, "_normal", normal), (noise, "_uniform", uniform), (noise, "skellam", shared)
+    ):
         yield
 
 
-# -- A1: two worlds, at a node -------------------------------------------------------------------------------------
+# -- A1: two worlds, at a node ---------------------------------------------------------------------
 
 
 class Node:
@@ -198,7 +220,13 @@ class Node:
         data = {"rows": folder / "own.csv", "keep": ["a", "b"], "label": "kind", **label}
         wards: Any = {"wards": {**data, "epsilon": math.inf, "test": "part"}}
         methods: Any = [run.method]
-        where = {"name": "node", "insecure": True, "state": folder / "state", "callers": ["hub"], "approve": "off"}
+        where = {
+            "name": "node",
+            "insecure": True,
+            "state": folder / "state",
+            "callers": ["hub"],
+            "approve": "off",
+        }
         self.service = NodeService(NodeConfig(**where, methods=methods, data=wards))
         self._loop, self._call = asyncio.new_event_loop(), 0
         text = for_nodes(build(run, PrivateData())).model_dump_json()
@@ -227,8 +255,12 @@ class Node:
         (run,) = self.service._node_runs.values()
         return {name: value.clone() for name, value in run.party.params.items()}
 
-    def asked(self, method: str, t: int, shared: Mapping[str, Any]) -> tuple[str, np.ndarray | None]:
-        """What leaves the node for a question in round t: all but the numbers as text, and the numbers."""
+    def asked(
+        self, method: str, t: int, shared: Mapping[str, Any]
+    ) -> tuple[str, np.ndarray | None]:
+        """What leaves the node for a question in round t: all but the numbers as text, and the
+        numbers.
+        """
         task = {"each": None, "reply_refs": {}, "fault": None, "seed": 7}
         head: dict[str, Any] = {
             "run": RUN,
@@ -238,7 +270,14 @@ class Node:
             "method": method,
             "tasks": [task],
         }
-        head |= {"leave": False, "expect": spell(None), "kept": [], "floor": 0, "deadline": 60.0, "mask": None}
+        head |= {
+            "leave": False,
+            "expect": spell(None),
+            "kept": [],
+            "floor": 0,
+            "deadline": 60.0,
+            "mask": None,
+        }
         self._call += 1
         try:
             answer = self.ask("do", payload.pack(head, message.encode(dict(shared))))
@@ -250,7 +289,11 @@ class Node:
         reply: Any = payload.decoded(rest, 0)
         parts = [x for _, x in leaves(reply) if isinstance(x, Tensor) and x.dim()]
         numbers = torch.cat([x.flatten() for x in parts]).double().numpy() if parts else np.zeros(0)
-        return f"{len(answer)} {told} {reply.get('rows') if reply else reply} {np.isfinite(numbers).all()}", numbers
+        return (
+            f"{len(answer)} {told} {reply.get('rows') if reply else reply} "
+            f"{np.isfinite(numbers).all()}",
+            numbers,
+        )
 
     def close(self) -> None:
         self._loop.run_until_complete(self.service.close())
@@ -261,18 +304,27 @@ def config(sigma: float, rounds: int, form: Mapping[str, Any], who: str = "own")
     """A run with DP-SGD of one step a round over all rows, whose noise is added by these."""
     dp = {"unit": "rows", "sigma": sigma, "noise": who}
     params: dict[str, Any] = {"batch_size": 1000, "epochs": 1, "momentum": 0, "dp": dp}
-    values: dict[str, Any] = {"method": "fedavg", "rounds": rounds, "models": {"pool": ["linear"]}, "params": params}
+    values: dict[str, Any] = {
+        "method": "fedavg",
+        "rounds": rounds,
+        "models": {"pool": ["linear"]},
+        "params": params,
+    }
     if who == "shares":
         params["clients_per_round"] = None
         values["aggregate"] = {"secure": True, "colluders": 1}
-    return check({"run": {**values, "data": {"name": "wards", "clients": 7, "row_schema": form}}}).run
+    return check(
+        {"run": {**values, "data": {"name": "wards", "clients": 7, "row_schema": form}}}
+    ).run
 
 
 STRATEGIES = ("honest", "threshold", "infinite")
 
 
 def questions(like: Mapping[str, Tensor], strategy: str) -> dict[str, Tensor]:
-    """Weights of a strategy: those of honest training, a threshold on a column, or infinity for one row."""
+    """Weights of a strategy: those of honest training, a threshold on a column, or infinity for one
+    row.
+    """
     rng = torch.Generator().manual_seed(1)
     if strategy == "honest":
         return {name: 0.3 * torch.randn(x.shape, generator=rng) for name, x in like.items()}
@@ -283,7 +335,12 @@ def questions(like: Mapping[str, Tensor], strategy: str) -> dict[str, Tensor]:
 
 
 def two_worlds(
-    sigma: float, runs: int, seed: int, strategies: Sequence[str] = STRATEGIES, *, scaled: bool = True
+    sigma: float,
+    runs: int,
+    seed: int,
+    strategies: Sequence[str] = STRATEGIES,
+    *,
+    scaled: bool = True,
 ) -> float:
     """A1: the lower bound of ε of the strategy and classifier that are best on half of the runs."""
     bounds = list[tuple[float, float]]()
@@ -295,7 +352,10 @@ def two_worlds(
         try:
             for k, strategy in enumerate(strategies):
                 sent = {"t": 0, "weights": questions(nodes[0].weights, strategy)}
-                seen = [[node.asked("update", k * runs + t, sent) for t in range(runs)] for node in nodes]
+                seen = [
+                    [node.asked("update", k * runs + t, sent) for t in range(runs)]
+                    for node in nodes
+                ]
                 bounds += [separated(*scores) for scores in _classifiers(seen, runs // 2)]
         finally:
             for node in nodes:
@@ -303,8 +363,12 @@ def two_worlds(
     return max(bounds)[1]
 
 
-def _classifiers(seen: list[list[tuple[str, np.ndarray | None]]], half: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Scores of both worlds' runs: by the words, and by the numbers along the difference of the means of one half."""
+def _classifiers(
+    seen: list[list[tuple[str, np.ndarray | None]]], half: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Scores of both worlds' runs: by the words, and by the numbers along the difference of the
+    means of one half.
+    """
     words = [[word for word, _ in world] for world in seen]
     odds = {w: words[1][:half].count(w) - words[0][:half].count(w) for w in {*words[0], *words[1]}}
     yield tuple(np.array([float(odds[w]) for w in world]) for world in words)  # type: ignore[misc]
@@ -315,7 +379,9 @@ def _classifiers(seen: list[list[tuple[str, np.ndarray | None]]], half: int) -> 
 
 
 def audit_node(runs: int, seed: int = 0, *, short: bool = False) -> Audit:
-    """A1 of DP-SGD: one round, a row replaced, ε = 1. The `short` form leaves out the scale by own rows."""
+    """A1 of DP-SGD: one round, a row replaced, ε = 1. The `short` form leaves out the scale by own
+    rows.
+    """
     sigma, broken = 2 * noise_for(1.0, DELTA), {}
     nothing = lambda *_: ""
     with changed((private, "clipped_rows", multiplied), (task_runner, "LARGEST", math.inf)):
@@ -338,7 +404,9 @@ def audit_choice(runs: int, seed: int = 0) -> Audit:
         dp = {"target": "phi", "sigma": 2 * noise_for(1.0, DELTA), "clip": 0.1}
         values: Any = {"method": "afind-plus", "rounds": 1, "models": {"pool": ["mlp"]}}
         values |= {"params": {"threshold": "anchored", "probe_rows": ROWS, "dp": dp}}
-        run = check({"run": {**values, "data": {"name": "wards", "clients": 3, "row_schema": FORM}}}).run
+        run = check(
+            {"run": {**values, "data": {"name": "wards", "clients": 3, "row_schema": FORM}}}
+        ).run
         sent, found = for_nodes(build(run, PrivateData())), []
         for k, row in enumerate((USUAL, USUAL.replace("one", "two"))):
             Node(folder / str(k), row, config(1.0, 1, FORM)).close()
@@ -370,14 +438,23 @@ def audit_choice(runs: int, seed: int = 0) -> Audit:
 def forest(sigma: float, rounds: int, *, number: bool = False) -> Any:
     """A run of FedExtra with noise, whose bins are declared; for classes, or for a number."""
     dp = {"sigma": sigma, "grid": {"a": (-80.0, 80.0), "b": (-80.0, 80.0)}}
-    values: dict[str, Any] = {"method": "fedextra", "rounds": rounds, "params": {"bins": 32, "depth": 1, "dp": dp}}
+    values: dict[str, Any] = {
+        "method": "fedextra",
+        "rounds": rounds,
+        "params": {"bins": 32, "depth": 1, "dp": dp},
+    }
     label = {"label_scale": [0.0, 1.0]} if number else {"classes": FORM["classes"]}
-    form = {"columns": FORM["columns"], "label": FORM["label"], **label}  # bins are of declared ranges
-    return check({"run": {**values, "data": {"name": "wards", "clients": 7, "row_schema": form}}}).run
+    # bins are of declared ranges
+    form = {"columns": FORM["columns"], "label": FORM["label"], **label}
+    return check(
+        {"run": {**values, "data": {"name": "wards", "clients": 7, "row_schema": form}}}
+    ).run
 
 
 def cut(at: int, low: float, high: float) -> Trees:
-    """One tree: below the bin `at` of the first column a row gets the first value, else the second."""
+    """One tree: below the bin `at` of the first column a row gets the first value,
+    else the second.
+    """
     values = np.array([0, low, high]) * PARTS
     left = np.packbits(np.arange(32) < np.array([[at], [0], [0]]), axis=1)
     feature, child = np.array([0, -1, -1], np.int16), np.array([1, 0, 0], np.int32)
@@ -385,24 +462,32 @@ def cut(at: int, low: float, high: float) -> Trees:
 
 
 def audit_leaves(runs: int, seed: int = 0, *, number: bool = False) -> Audit:
-    """A1 of FedExtra's sums of leaves, a row replaced, ε = 1: trees that are honest, that put the row alone into a leaf
-    where it counts most, or that cannot predict where the row is."""
+    """A1 of FedExtra's sums of leaves, a row replaced, ε = 1: trees that are honest, that put the
+    row alone into a leaf where it counts most, or that cannot predict where the row is.
+    """
     # the odd row alone, whose class is certain to be the other one; its number is far off as it is
     alone = cut(20, 0.0, 0.0 if number else -40.0)
     honest = cut(16, 0.5, -0.5)
-    narrow = replace(alone, left=np.full((3, 1), 255, np.uint8))  # of the 32 bins the last 8 are beyond its bits
+    # of the 32 bins the last 8 are beyond its bits
+    narrow = replace(alone, left=np.full((3, 1), 255, np.uint8))
 
     def found(trees: Mapping[str, Trees]) -> float:
         bounds, rounds = list[tuple[float, float]](), runs * len(trees)
         with tempfile.TemporaryDirectory() as folder, drawing(seed):
             run = forest(2 * noise_for(1.0, DELTA), rounds, number=number)
-            nodes = [Node(Path(folder) / str(k), row, run) for k, row in enumerate(odd_rows(number))]
+            nodes = [
+                Node(Path(folder) / str(k), row, run) for k, row in enumerate(odd_rows(number))
+            ]
             try:
                 for k, sent in enumerate(trees.values()):
                     seen: list[list[tuple[str, np.ndarray | None]]] = [[], []]
                     for t in range(k * runs, (k + 1) * runs):
                         for node, world in zip(nodes, seen, strict=True):
-                            news = {"layout": None, "first": node.count, "trees": steps.trees_tree(sent)}
+                            news = {
+                                "layout": None,
+                                "first": node.count,
+                                "trees": steps.trees_tree(sent),
+                            }
                             first = node.asked("begin", t, news)
                             told = node.asked("sums", t, {"t": t, "trees": steps.trees_tree(alone)})
                             world.append((f"{first[0]} {told[0]}", told[1]))
@@ -428,34 +513,51 @@ def odd_rows(number: bool) -> tuple[str, str]:
     return (USUAL.replace("one", "0.3"), ODD.replace("two", "-900")) if number else (USUAL, ODD)
 
 
-# -- A2: one run ---------------------------------------------------------------------------------------------------
+# -- A2: one run -----------------------------------------------------------------------------------
 
 AT_ONCE = 500
 """Canaries whose gradients are in memory at once."""
 
 
 def audit_one_run(canaries: int, seed: int = 0, sigma: float = 2.0) -> Audit:
-    """A2 of a step of DP-SGD: each canary's gradient has a coordinate of its own, far beyond the norm."""
+    """A2 of a step of DP-SGD: each canary's gradient has a coordinate of its own, far beyond the
+    norm.
+    """
 
     def found(part: float) -> float:
         rng = np.random.default_rng(seed)
         inside = rng.random(canaries) < 0.5
         with drawing(seed, part):
             each = clipped_rows(100.0 * torch.eye(AT_ONCE, dtype=torch.float64), 1.0)
-            total = torch.cat([each[torch.from_numpy(some)].sum(0) for some in np.split(inside, canaries // AT_ONCE)])
+            total = torch.cat(
+                [
+                    each[torch.from_numpy(some)].sum(0)
+                    for some in np.split(inside, canaries // AT_ONCE)
+                ]
+            )
             blurred = Draws(None).blur(total, sigma, 1.0).numpy()
         order, bounds = np.argsort(-np.abs(blurred - 0.5)), []
         for guesses in (canaries // 50, canaries // 20, canaries // 8):
             some = order[:guesses]
             bounds.append(
-                one_run_bound(int(((blurred[some] > 0.5) == inside[some]).sum()), guesses, canaries, 1 - 0.05 / 3)
+                one_run_bound(
+                    int(((blurred[some] > 0.5) == inside[some]).sum()),
+                    guesses,
+                    canaries,
+                    1 - 0.05 / 3,
+                )
             )
         return max(bounds)
 
-    return Audit("A2 DP-SGD", epsilon([Releases(sigma)], DELTA), found(1.0), {"half of the noise": found(0.5)})
+    return Audit(
+        "A2 DP-SGD",
+        epsilon([Releases(sigma)], DELTA),
+        found(1.0),
+        {"half of the noise": found(0.5)},
+    )
 
 
-# -- A3: white box -------------------------------------------------------------------------------------------------
+# -- A3: white box ---------------------------------------------------------------------------------
 
 
 def _trained(sigma: float, who: str = "own") -> Any:
@@ -469,7 +571,9 @@ def _trained(sigma: float, who: str = "own") -> Any:
 
 
 def _craft(party: Any, size: float) -> None:
-    """Let the first row of all have a gradient of this size along one coordinate, and the others none."""
+    """Let the first row of all have a gradient of this size along one coordinate, and the others
+    none.
+    """
     first, seen = next(iter(party.params)), party.data.x(torch.arange(1))
 
     def gradients(loss: Any, x: Tensor, y: Tensor, *, of: Any) -> dict[str, Tensor]:
@@ -482,7 +586,9 @@ def _craft(party: Any, size: float) -> None:
 
 
 def _crafted_steps(trials: int, steps: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of DP-SGD whose row 0 has a gradient of ± 100 C along one coordinate in each step: it was replaced."""
+    """Scores of DP-SGD whose row 0 has a gradient of ± 100 C along one coordinate in each step: it
+    was replaced.
+    """
     party = _trained(sigma)
     names, which, scores = list(party.params), torch.arange(8), []
     for size in (-100.0, 100.0):
@@ -493,8 +599,9 @@ def _crafted_steps(trials: int, steps: int, sigma: float) -> tuple[np.ndarray, n
 
 
 def _crafted_sum(trials: int, steps: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of secure sums with shares of noise, from as few nodes as open a sum of seven of whom one helps. The
-    others' rows do not count, their shares of noise do."""
+    """Scores of secure sums with shares of noise, from as few nodes as open a sum of seven of whom
+    one helps. The others' rows do not count, their shares of noise do.
+    """
     party, scores = _trained(sigma, "shares"), []
     names, honest = list(party.params), threshold(7, 1) - 1
     nothing = torch.zeros(_count(party), dtype=torch.int64)
@@ -516,9 +623,13 @@ def _count(party: Any) -> int:
     return sum(w.numel() for w in party.params.values())
 
 
-def _crafted_leaves(trials: int, steps_: int, sigma: float, *, number: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of FedExtra, where a row that counts most is in a leaf alone, or is not: its class has the probability 0;
-    or its number is far from the prediction, so that its clipped residual and the row are seen."""
+def _crafted_leaves(
+    trials: int, steps_: int, sigma: float, *, number: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of FedExtra, where a row that counts most is in a leaf alone, or is not: its class has
+    the probability 0; or its number is far from the prediction, so that its clipped residual and
+    the row are seen.
+    """
     scores, run = [], forest(sigma, 1, number=number)
     along = torch.tensor([fedextra.CLIP, 1.0] if number else [1.0, 0.0], dtype=torch.float64)
     with tempfile.TemporaryDirectory() as folder:
@@ -527,9 +638,13 @@ def _crafted_leaves(trials: int, steps_: int, sigma: float, *, number: bool = Fa
             own = OwnFile(DataOptions(keep=("a", "b"), test="part"))
             files = PrivateData(rows=Path(folder) / str(k) / "own.csv", own=own)
             party: Any = build_party(for_nodes(build(run, PrivateData())), 0, files, secret=7).party
-            party.begin(layout=None, first=0, trees=steps.trees_tree(cut(20, 0.0, 0.0 if number else -40.0)))
+            party.begin(
+                layout=None, first=0, trees=steps.trees_tree(cut(20, 0.0, 0.0 if number else -40.0))
+            )
             alone = steps.trees_tree(cut(20, 0.0, 0.0))
-            draw = lambda party=party, alone=alone: float(party.sums(t=0, trees=alone)["sums"][:, 2].double() @ along)
+            draw = lambda party=party, alone=alone: float(
+                party.sums(t=0, trees=alone)["sums"][:, 2].double() @ along
+            )
             scores.append(np.array([sum(draw() for _ in range(steps_)) for _ in range(trials)]))
     return scores[0], scores[1]
 
@@ -544,35 +659,48 @@ def _crafted_mean(trials: int, steps: int, sigma: float) -> tuple[np.ndarray, np
     how = Private(sigma, 1.0, lambda key: Draws(None))
     nothing = [{"w": torch.zeros(2)} for _ in range(3)]
     scores = [
-        np.array([
-            sum(float(how.combine([*nothing, {"w": torch.tensor([size, 0.0])}])["w"][0]) for _ in range(steps))
-            for _ in range(trials)
-        ])
+        np.array(
+            [
+                sum(
+                    float(how.combine([*nothing, {"w": torch.tensor([size, 0.0])}])["w"][0])
+                    for _ in range(steps)
+                )
+                for _ in range(trials)
+            ]
+        )
         for size in (0.0, 1e6)
-    ]  # fmt: skip
+    ]
     return scores[0], scores[1]
 
 
 def _crafted_embedding(trials: int, steps: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of a mean embedding of 20 rows, of which one is replaced by the farthest one there is."""
+    """Scores of a mean embedding of 20 rows, of which one is replaced by the farthest
+    one there is.
+    """
     rows, far = torch.zeros(20, 1), torch.zeros(20, 1)
     far[0] = math.pi
     omega = torch.ones(4, 1, dtype=torch.float64)
     means = [kernel.mean_embedding(x, omega) for x in (rows, far)]
     along = means[1] - means[0]
     scores = [
-        np.array([
-            sum(float(kernel.private_mean(mean, 20, sigma, Draws(None)) @ along) for _ in range(steps))
-            for _ in range(trials)
-        ])
+        np.array(
+            [
+                sum(
+                    float(kernel.private_mean(mean, 20, sigma, Draws(None)) @ along)
+                    for _ in range(steps)
+                )
+                for _ in range(trials)
+            ]
+        )
         for mean in means
-    ]  # fmt: skip
+    ]
     return scores[0], scores[1]
 
 
 def audit_look(runs: int, seed: int = 0) -> Audit:
-    """A3 of a look: one test row is replaced, of which a crafted model is certain, or certain of the other class. Both
-    numbers together have ε = 1, at δ = 0."""
+    """A3 of a look: one test row is replaced, of which a crafted model is certain, or certain of
+    the other class. Both numbers together have ε = 1, at δ = 0.
+    """
     party, counts = _trained(1.0), float(ROWS - TRAINING)
     y = party.context.tests["own"].y(torch.arange(ROWS - TRAINING))
     logits = -3.0 * torch.nn.functional.one_hot(y, 2).float()
@@ -587,11 +715,17 @@ def audit_look(runs: int, seed: int = 0) -> Audit:
         told = []
         for exact in scores:
             shown: list[Any] = [looks.blurred(exact, seed + 7, {"t": t}, {}) for t in range(runs)]
-            told.append(np.array([float(x["loss"]) * counts / 10 - float(x["accuracy"]) * counts for x in shown]))
+            told.append(
+                np.array(
+                    [float(x["loss"]) * counts / 10 - float(x["accuracy"]) * counts for x in shown]
+                )
+            )
         return separated(told[0], told[1])[1]
 
     exact = [score for score, _ in worlds]
-    broken = {"losses clipped as a whole": found([{**score, "loss": loss} for score, loss in worlds])}
+    broken = {
+        "losses clipped as a whole": found([{**score, "loss": loss} for score, loss in worlds])
+    }
     with changed((looks, "SCALE", looks.SCALE / 3)):
         broken["a third of the noise"] = found(exact)
     return Audit("A3 look", 1.0, found(exact), broken)
@@ -613,9 +747,12 @@ WEAKER = {"half of the variance": 0.5**0.5, "half of the noise": 0.5}
 """Parts of the deviation of noise that an audit must notice."""
 
 
-def audit_white_box(name: str, trials: int, seed: int = 0, steps: int = 3, *, short: bool = False) -> Audit:
-    """A3 of a claim, at the noise with which all steps together are one release with σ = 1. The `short` form leaves out
-    half of the noise, which is easier to notice than half of its variance."""
+def audit_white_box(
+    name: str, trials: int, seed: int = 0, steps: int = 3, *, short: bool = False
+) -> Audit:
+    """A3 of a claim, at the noise with which all steps together are one release with σ = 1. The
+    `short` form leaves out half of the noise, which is easier to notice than half of its variance.
+    """
     scores, sensitivity = WHITE_BOX[name]
     sigma = sensitivity * math.sqrt(steps)
 
@@ -644,13 +781,17 @@ def main(scale: float = 1.0, seed: int = 0) -> int:
         lambda: audit_look(50 * runs, seed),
         *(lambda name=name: audit_white_box(name, 10 * runs, seed) for name in WHITE_BOX),
     ]
-    print("| attack, claim | claimed ε | found ε | found where something is reverted | |\n|---|---|---|---|---|")
+    print(
+        "| attack, claim | claimed ε | found ε | found where something is reverted | "
+        "|\n|---|---|---|---|---|"
+    )
     for audit in audits:
         one = audit()
         wrong += not one.holds
         broken = ", ".join(f"{what}: {found:.2f}" for what, found in one.broken.items())
         print(
-            f"| {one.name} | {one.claim:.2f} | {one.found:.2f} | {broken} | {'' if one.holds else 'FAILS'} |",
+            f"| {one.name} | {one.claim:.2f} | {one.found:.2f} | {broken} | "
+            f"{'' if one.holds else 'FAILS'} |",
             flush=True,
         )
     return wrong

@@ -1,8 +1,9 @@
-"""A round of AugFL against the loop that one writes in plain PyTorch, and its cost in gradient evaluations.
+"""A round of AugFL against the loop that one writes in plain PyTorch, and its cost in gradient
+evaluations.
 
-40 clients with 20 to 40 rows of 28x28 pixels, half of them support, and no pretrained model. The bar is Algorithm 1
-with the exact product, differentiated through the step as MAML is usually written. A gradient evaluation is one forward
-and backward pass of all clients over a half.
+40 clients with 20 to 40 rows of 28x28 pixels, half of them support, and no pretrained model. The
+bar is Algorithm 1 with the exact product, differentiated through the step as MAML is usually
+written. A gradient evaluation is one forward and backward pass of all clients over a half.
 """
 
 from collections.abc import Callable
@@ -31,13 +32,18 @@ class Job:
     def __init__(self, model: str, *, batched: bool = False, **params: Any) -> None:
         method, chance = find("augfl"), np.random.default_rng(0)
         pool = torch.from_numpy(chance.integers(256, size=(CLIENTS * 40, *SHAPE), dtype=np.uint8))
-        labels, half = torch.from_numpy(chance.integers(CLASSES, size=len(pool))), torch.full((1, 1, 1), 127.5)
+        labels = torch.from_numpy(chance.integers(CLASSES, size=len(pool)))
+        half = torch.full((1, 1, 1), 127.5)
         network = partial(models.build, model, SHAPE, CLASSES, seed=0)
         home = ClientContext(id=0, parties=CLIENTS, classes=CLASSES, network=network)
         counts = chance.integers(20, 41, size=CLIENTS)
         self.contexts = [
             ClientContext(
-                id=i, parties=CLIENTS, classes=CLASSES, network=network, data=Rows(pool, labels, rows, half, half)
+                id=i,
+                parties=CLIENTS,
+                classes=CLASSES,
+                network=network,
+                data=Rows(pool, labels, rows, half, half),
             )
             for i, count in enumerate(counts)
             for rows in (torch.arange(40 * i, 40 * i + count),)
@@ -74,7 +80,9 @@ def box(job: Job) -> Callable[[], None]:
         sums = {k: torch.zeros_like(w) for k, w in theta.items()}
         for dual, weight, (support, query) in zip(y, weights, halves, strict=True):
             start = {k: w.clone().requires_grad_() for k, w in theta.items()}
-            inner = torch.autograd.grad(loss(start, *support), list(start.values()), create_graph=True)
+            inner = torch.autograd.grad(
+                loss(start, *support), list(start.values()), create_graph=True
+            )
             phi = {k: w - alpha * g for (k, w), g in zip(start.items(), inner, strict=True)}
             slopes = torch.autograd.grad(loss(phi, *query), list(start.values()))
             for (k, w), g in zip(theta.items(), slopes, strict=True):

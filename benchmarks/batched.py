@@ -1,6 +1,8 @@
-"""Parties together against parties in turn: FedAvg on MLP clients (CPU), and on a GPU a small CNN and AFIND's CNN.
+"""Parties together against parties in turn: FedAvg on MLP clients (CPU), and on a GPU a small CNN
+and AFIND's CNN.
 
-`python -m benchmarks.batched` needs nothing but the repository; on a machine with a GPU it runs there as well.
+`python -m benchmarks.batched` needs nothing but the repository; on a machine with a GPU it runs
+there as well.
 """
 
 import statistics
@@ -20,7 +22,14 @@ from fedloom.core.federation import Federation
 from fedloom.engines import BatchedEngine, Engine, LocalEngine
 
 
-def rounds(make: Callable[..., Engine], architecture: str, clients: int, rows: int, device: str, shape=SHAPE):
+def rounds(
+    make: Callable[..., Engine],
+    architecture: str,
+    clients: int,
+    rows: int,
+    device: str,
+    shape=SHAPE,
+):
     """A function that runs one round."""
     method = methods.load(Path(__file__).parents[1] / "examples" / "fedavg.py")
     cfg = method.configure(params={"lr": LR, "batch_size": BATCH})
@@ -54,7 +63,10 @@ def on_cpu(pairs: int) -> None:
         for clients in (20, 100):
             together = rounds(BatchedEngine, architecture, clients, 300, "cpu")
             a, b, r = ratio(together, rounds(LocalEngine, architecture, clients, 300, "cpu"), pairs)
-            line = f"batched {architecture:9} {clients:4} clients  {a:.3f}  in turn {b:.3f} CPU s/round  {1 / r:.2f}x"
+            line = (
+                f"batched {architecture:9} {clients:4} clients  {a:.3f}  in turn {b:.3f} CPU "
+                f"s/round  {1 / r:.2f}x"
+            )
             if clients == 20:
                 _, _, r = ratio(twice(together), plain(architecture), pairs)
                 line += f"  (plain PyTorch: {1 / r:.2f}x)"
@@ -80,8 +92,8 @@ def on_gpu(repeats: int) -> None:
         samples = clients * -(-300 // BATCH) * BATCH
         a, b = found[BatchedEngine], found[LocalEngine]
         print(
-            f"{name}: {clients} x {architecture}: together {samples / a:,.0f} samples/s, in turn {samples / b:,.0f}, "
-            f"{b / a:.1f}x"
+            f"{name}: {clients} x {architecture}: together {samples / a:,.0f} samples/s, in turn "
+            f"{samples / b:,.0f}, {b / a:.1f}x"
         )
 
 

@@ -4,11 +4,12 @@
     python -m benchmarks.beds verdict fedal afind evfl augfl
     python -m benchmarks.beds table
 
-All are of scikit-learn's digits, whatever data the paper has. `search` compares an oracle with the rival on validation
-rows, with a seed that the verdict lacks, on beds from the smallest up, and stops at the first where the oracle is at
-least the printed effect above. There each row's rate is the best of equally many, by validation rows of two seeds.
-`verdict` runs all rows there with ten seeds. Each run is a line of benchmarks/archive/beds.jsonl; a run that is there
-is not repeated. docs/results/beds.md has its table, and tests/test_archived.py runs a cell of it again.
+All are of scikit-learn's digits, whatever data the paper has. `search` compares an oracle with the
+rival on validation rows, with a seed that the verdict lacks, on beds from the smallest up, and
+stops at the first where the oracle is at least the printed effect above. There each row's rate is
+the best of equally many, by validation rows of two seeds. `verdict` runs all rows there with ten
+seeds. Each run is a line of benchmarks/archive/beds.jsonl; a run that is there is not repeated.
+docs/results/beds.md has its table, and tests/test_archived.py runs a cell of it again.
 """
 
 import sys
@@ -21,9 +22,11 @@ from benchmarks.archived import SEARCH_SEED, SEEDS, merged
 
 
 class Headline(NamedTuple):
-    """A claim: its printed effect in points, its rows by role, the beds from small to large, and rates to choose from.
+    """A claim: its printed effect in points, its rows by role, the beds from small to large, and
+    rates to choose from.
 
-    A row may have rates of its own, equally many; without any it has those of the library, or of `common`.
+    A row may have rates of its own, equally many; without any it has those of the library, or of
+    `common`.
     """
 
     effect: float
@@ -44,7 +47,11 @@ HEADLINES = {
         measure="accuracy",
         rows={
             "rival": {"name": "FedMD, τ = 5", "method": "fedmd", "params": {"tau": 5}},
-            "oracle": {"name": "pooled", "method": "local", "data": {"clients": 3, "options": {"alpha": 1e6}}},
+            "oracle": {
+                "name": "pooled",
+                "method": "local",
+                "data": {"clients": 3, "options": {"alpha": 1e6}},
+            },
             "alone": {"name": "Local", "method": "local"},
             "method": {
                 "name": "FedAL",
@@ -85,7 +92,11 @@ HEADLINES = {
             "alone": {"name": "alone", "method": "alone"},
             "method": {"name": "AFIND+", "method": "afind-plus"},
             "FedeRiCo": {"name": "FedeRiCo", "method": "federico", "params": {"neighbours": 3}},
-            "top 3": {"name": "AFIND+, top 3", "method": "afind-plus", "params": {"threshold": "top", "top": 3}},
+            "top 3": {
+                "name": "AFIND+, top 3",
+                "method": "afind-plus",
+                "params": {"threshold": "top", "top": 3},
+            },
             "calibrated": {
                 "name": "AFIND+, calibrated, υ = 0.25",
                 "method": "afind-plus",
@@ -127,7 +138,11 @@ HEADLINES = {
                 "method": "proto-evfl",
                 "rates": {"lr": (1e-6, 1e-5, 1e-4, 1e-3), "active_lr": (0.001, 0.01)},
             },
-            "library": {"name": "Proto-EVFL, rates of the library", "method": "proto-evfl", "rates": {}},
+            "library": {
+                "name": "Proto-EVFL, rates of the library",
+                "method": "proto-evfl",
+                "rates": {},
+            },
             "proto-student": {"name": "proto-student", "method": "proto-student"},
         },
         beds={f"{aligned} aligned": {"columns": {"aligned": aligned}} for aligned in (30, 60, 120)},
@@ -157,7 +172,10 @@ HEADLINES = {
             },
         },
         beds={
-            f"{rows} rows a client, {rounds} rounds": {"rounds": rounds, "data": {"options": {"rows": rows}}}
+            f"{rows} rows a client, {rounds} rounds": {
+                "rounds": rounds,
+                "data": {"options": {"rows": rows}},
+            }
             for rows in (6, 10)
             for rounds in (15, 40)
         },
@@ -192,8 +210,14 @@ ROLES = {"rival": " (the rival)", "oracle": " (the oracle)"}
 def settings(headline: Headline, bed: str, role: str, rate: str = "") -> dict[str, Any]:
     """The settings of a role's runs on a bed, at one of its rates, or at those of the library."""
     row = {key: value for key, value in headline.rows[role].items() if key not in ("name", "rates")}
-    out = merged(headline.common, headline.beds[bed], row, {"params": rates(headline, role)[rate]} if rate else {})
-    if role == "oracle" and row["method"] == "local":  # as many rows as all clients hold, and the public ones
+    out = merged(
+        headline.common,
+        headline.beds[bed],
+        row,
+        {"params": rates(headline, role)[rate]} if rate else {},
+    )
+    # as many rows as all clients hold, and the public ones
+    if role == "oracle" and row["method"] == "local":
         data = headline.common["data"]
         rows = headline.beds[bed]["data"]["options"]["rows"] * data["clients"] + data["public_rows"]
         out = merged(out, {"data": {"options": {"rows": min(rows, 220)}}})
@@ -211,24 +235,37 @@ def measured(
     name: str, bed: str, role: str, seeds: Sequence[int], *, validation: bool, rate: str = ""
 ) -> dict[int, float]:
     """Seed -> the measure of a role on a bed."""
-    run = merged(settings(HEADLINES[name], bed, role, rate), {"data": {"validation": 0.25}} if validation else {})
+    run = merged(
+        settings(HEADLINES[name], bed, role, rate),
+        {"data": {"validation": 0.25}} if validation else {},
+    )
     about = {"headline": name, "bed": bed, "role": role, "validation": validation, "rate": rate}
     return archived.measured("beds", about, run, seeds, HEADLINES[name].measure)
 
 
 def searched(name: str) -> str | None:
-    """The smallest bed where the oracle is at least the effect above the rival, on validation rows; None if none is."""
+    """The smallest bed where the oracle is at least the effect above the rival, on validation rows;
+    None if none is.
+    """
     for bed in HEADLINES[name].beds:
-        rival, oracle = (measured(name, bed, role, [SEARCH_SEED], validation=True) for role in ("rival", "oracle"))
+        rival, oracle = (
+            measured(name, bed, role, [SEARCH_SEED], validation=True)
+            for role in ("rival", "oracle")
+        )
         above = oracle[SEARCH_SEED] - rival[SEARCH_SEED]
-        print(f"{name}: {bed}: oracle {oracle[SEARCH_SEED]:.1f}, {above:+.1f} above the rival", flush=True)
+        print(
+            f"{name}: {bed}: oracle {oracle[SEARCH_SEED]:.1f}, {above:+.1f} above the rival",
+            flush=True,
+        )
         if above >= HEADLINES[name].effect:
             return bed
     return None
 
 
 def chosen(name: str, bed: str, role: str) -> str:
-    """The rate of a role with the highest mean on validation rows of the seeds of searches; the first of equal ones."""
+    """The rate of a role with the highest mean on validation rows of the seeds of searches; the
+    first of equal ones.
+    """
     seeds = [SEARCH_SEED, SEARCH_SEED - 1]
 
     def mean(rate: str) -> float:
@@ -246,8 +283,14 @@ def table() -> str:
         if len(archived.found("beds", about)) < len(SEEDS):
             continue
         bed = next(line["bed"] for line in archived.read("beds") if about.items() <= line.items())
-        top, low = (measured(name, bed, role, [SEARCH_SEED], validation=True) for role in ("oracle", "rival"))
-        room = f"printed +{headline.effect:g}; oracle {top[SEARCH_SEED] - low[SEARCH_SEED]:+.1f} on validation rows"
+        top, low = (
+            measured(name, bed, role, [SEARCH_SEED], validation=True)
+            for role in ("oracle", "rival")
+        )
+        room = (
+            f"printed +{headline.effect:g}; oracle {top[SEARCH_SEED] - low[SEARCH_SEED]:+.1f} on "
+            "validation rows"
+        )
         lines.append(f"| **{TITLES[name]}**, {bed}; {room} | | | |")
         rival: dict[int, float] = {}
         for role, row in headline.rows.items():
@@ -259,7 +302,10 @@ def table() -> str:
                 continue
             rival = rival or values
             minus = "–" if role == "rival" else archived.difference(values, rival)
-            lines.append(f"| {row['name']}{ROLES.get(role, '')} | {rate or '–'} | {archived.mean(values)} | {minus} |")
+            lines.append(
+                f"| {row['name']}{ROLES.get(role, '')} | {rate or '–'} | {archived.mean(values)} "
+                f"| {minus} |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -275,7 +321,9 @@ def main() -> None:
             print(f"{name}: {bed}: {role}: {rate}", flush=True)
             if task == "verdict":
                 values = measured(name, bed or "", role, [*SEEDS], validation=False, rate=rate)
-                print(f"{name}: {bed}: {role}: {sum(values.values()) / len(values):.1f}", flush=True)
+                print(
+                    f"{name}: {bed}: {role}: {sum(values.values()) / len(values):.1f}", flush=True
+                )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""A Ray cluster started as docs/cluster.md says, and nodes that are slow or lost: `python -m benchmarks.cluster`.
+"""A Ray cluster started as docs/cluster.md says, and nodes that are slow or lost: `python -m
+benchmarks.cluster`.
 
 Arguments: nodes (3), rounds (30); or `large`, clients (10000), MB of a node's process (900).
 
-Nodes are `ray start` processes of one CPU each on this machine. FedAL on digits runs in one process, on the cluster,
-on the cluster while a worker node is slow (its processes stand still for some seconds in a round), and while a worker
-node is killed in a round. Every run must end with the `state_sha256` of the first.
+Nodes are `ray start` processes of one CPU each on this machine. FedAL on digits runs in one
+process, on the cluster, on the cluster while a worker node is slow (its processes stand still for
+some seconds in a round), and while a worker node is killed in a round. Every run must end with the
+`state_sha256` of the first.
 
-`large` runs FedAvg of many small clients. A node's worker may have so much private memory (`RLIMIT_DATA`) that the
-clients do not fit one node, whose run must stop with a sentence, but three.
+`large` runs FedAvg of many small clients. A node's worker may have so much private memory
+(`RLIMIT_DATA`) that the clients do not fit one node, whose run must stop with a sentence, but
+three.
 """
 
 import json
@@ -34,7 +37,12 @@ TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 """Every shell of the cluster has it."""
 STILL = 8.0
 """Seconds that a slow node stands still."""
-ONE_MACHINE = ["--num-cpus=1", "--object-store-memory=80000000", "--min-worker-port=0", "--max-worker-port=0"]
+ONE_MACHINE = [
+    "--num-cpus=1",
+    "--object-store-memory=80000000",
+    "--min-worker-port=0",
+    "--max-worker-port=0",
+]
 """What keeps nodes on one machine apart; on machines of their own these words are left out."""
 
 
@@ -42,12 +50,22 @@ class Node:
     """A node of the cluster."""
 
     def __init__(self, *words: str, folder: Path, name: str) -> None:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *words, "--block", *ONE_MACHINE]
+        command = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            *words,
+            "--block",
+            *ONE_MACHINE,
+        ]
         print("$", "ray start", *words)
         self.name = name
         with (folder / f"{name}.log").open("w") as log:
             env = {**ENVIRONMENT, **os.environ, **TOKEN, "RAY_TMPDIR": str(folder)}
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=env, start_new_session=True
+            )
         self.log = folder / f"{name}.log"
 
     def wait(self) -> None:
@@ -87,7 +105,9 @@ class Node:
 def cluster(count: int, folder: Path) -> Iterator[tuple[str, list[Node]]]:
     """The address of a cluster of `count` nodes, the head among them, and the nodes."""
     port = free_port()
-    nodes = [Node("--head", f"--port={port}", "--include-dashboard=false", folder=folder, name="head")]
+    nodes = [
+        Node("--head", f"--port={port}", "--include-dashboard=false", folder=folder, name="head")
+    ]
     try:
         nodes[0].wait()
         printed = re.search(r"--address='([\w.:-]+)'", nodes[0].log.read_text())
@@ -106,11 +126,17 @@ FEDAL = "fedal -s data.clients=6 -s models.pool=['mlp'] -s params.tau=5 -s evalu
 
 
 def run(
-    folder: Path, name: str, rounds: int, *words: str, job: str = FEDAL, watch: Callable[[], None] | None = None,
+    folder: Path,
+    name: str,
+    rounds: int,
+    *words: str,
+    job: str = FEDAL,
+    watch: Callable[[], None] | None = None,
     in_round: Callable[[], None] | None = None,
-) -> str:  # fmt: skip
-    """Run a job; its `state_sha256`. `in_round` is called once, in a round of the middle, `watch` all the time. Raises
-    RuntimeError, with the log, if the run fails."""
+) -> str:
+    """Run a job; its `state_sha256`. `in_round` is called once, in a round of the middle, `watch`
+    all the time. Raises RuntimeError, with the log, if the run fails.
+    """
     method, *settings = job.split()
     command = ["run", method, "--rounds", str(rounds), "--out", name, *settings]
     print("$", "fedloom", *command, *words, flush=True)
@@ -127,7 +153,9 @@ def run(
             in_round()
             in_round = None
     if process.returncode or in_round is not None:
-        raise RuntimeError(f"{name}: status {process.returncode}\n{(folder / f'{name}.log').read_text()}")
+        raise RuntimeError(
+            f"{name}: status {process.returncode}\n{(folder / f'{name}.log').read_text()}"
+        )
     result = json.loads((folder / name / "result.json").read_text())
     for line in (folder / f"{name}.log").read_text().splitlines():
         if "lost" in line or "repeating" in line:
@@ -135,7 +163,7 @@ def run(
     digest = str(result["state_sha256"])
     remarks = ", ".join(result["engine"]["remarks"]) or result["engine"]["engine"]
     print(f"  {digest[:16]}, {time.monotonic() - start:.0f} s, of which rounds and evaluations "
-          f"{result['seconds']['total'] - result['seconds']['setup']:.1f} s; {remarks}", flush=True)  # fmt: skip
+          f"{result['seconds']['total'] - result['seconds']['setup']:.1f} s; {remarks}", flush=True)  # fmt: skip  # noqa: E501
     return digest
 
 
@@ -165,7 +193,10 @@ def main(count: int = 3, rounds: int = 30) -> None:
             digests["with a slow node"] = run(folder, "slow", rounds, *there, in_round=slow)
 
             def kill() -> None:
-                print(f"   {nodes[-1].name} is killed: {len(nodes[-1].all_of_it())} processes", flush=True)
+                print(
+                    f"   {nodes[-1].name} is killed: {len(nodes[-1].all_of_it())} processes",
+                    flush=True,
+                )
                 nodes[-1].send(signal.SIGKILL)
 
             digests["with a node killed"] = run(folder, "killed", rounds, *there, in_round=kill)
@@ -188,11 +219,14 @@ def rows(file: Path, clients: int) -> None:
 
 
 def large(clients: int = 10_000, limit: int = 900) -> None:
-    """Print what was typed, the memory of the workers, and whether three nodes have the bits of one process."""
+    """Print what was typed, the memory of the workers, and whether three nodes have the bits of one
+    process.
+    """
     folder = Path(tempfile.mkdtemp(prefix="fl", dir="/tmp"))
     job = (
-        f"fedavg -s data.name=rows.csv -s data.label=label -s data.clients={clients} -s data.partition=iid "
-        f"-s data.test_fraction={600 / (6 * clients + 600):.5f} -s models.pool=['mlp'] -s evaluate.points=1"
+        f"fedavg -s data.name=rows.csv -s data.label=label -s data.clients={clients} -s "
+        f"data.partition=iid -s data.test_fraction={600 / (6 * clients + 600):.5f} -s "
+        "models.pool=['mlp'] -s evaluate.points=1"
     )
     try:
         rows(folder / "rows.csv", clients)
@@ -209,15 +243,26 @@ def large(clients: int = 10_000, limit: int = 900) -> None:
                         peaks[worker.pid] = max(peaks.get(worker.pid, 0), worker.memory_info().data)  # noqa: B023
 
             with cluster(count, folder) as (address, nodes):
-                there = ("--engine", "ray", "--workers", str(count), "-s", f"engine.address={address}")
+                there = (
+                    "--engine",
+                    "ray",
+                    "--workers",
+                    str(count),
+                    "-s",
+                    f"engine.address={address}",
+                )
                 try:
                     digests.append(run(folder, f"nodes-{count}", 2, *there, job=job, watch=watch))
                 except RuntimeError as error:
                     print("  ", str(error).splitlines()[-1])
             print(
-                f"   at most {limit} MB; workers had", ", ".join(f"{p / 1e6:.0f}" for p in peaks.values()), flush=True
+                f"   at most {limit} MB; workers had",
+                ", ".join(f"{p / 1e6:.0f}" for p in peaks.values()),
+                flush=True,
             )
-        print("equal" if len(digests) == 2 and len({*digests}) == 1 else f"NOT AS EXPECTED: {digests}")
+        print(
+            "equal" if len(digests) == 2 and len({*digests}) == 1 else f"NOT AS EXPECTED: {digests}"
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

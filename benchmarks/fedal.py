@@ -1,7 +1,9 @@
-"""FedAL, 10 clients, batch 32, tau 5, one thread: fedloom against a loop written by hand for this one method.
+"""FedAL, 10 clients, batch 32, tau 5, one thread: fedloom against a loop written by hand for this
+one method.
 
-The bar keeps everything in one function: `torch.optim.Adam`, frozen copies of the models for the less-forgetting
-terms, one forward and one backward pass a step. It has no messages, no ledger, no checks.
+The bar keeps everything in one function: `torch.optim.Adam`, frozen copies of the models for the
+less-forgetting terms, one forward and one backward pass a step. It has no messages, no ledger, no
+checks.
 """
 
 import copy
@@ -57,10 +59,14 @@ def by_hand(architecture: str, rounds: int) -> Callable[[], None]:
                 F.cross_entropy(judge(p), author).backward()
                 judge_optimizer.step()
                 f.requires_grad_()
-                u = -F.cross_entropy(judge(F.softmax(f / 2, -1).flatten(0, 1)), author, reduction="sum")
+                u = -F.cross_entropy(
+                    judge(F.softmax(f / 2, -1).flatten(0, 1)), author, reduction="sum"
+                )
                 (g,) = torch.autograd.grad(u, f)
                 mean = f.detach().mean(0)
-                for n, (net, z, optimizer) in enumerate(zip(frozen_nets, outputs, optimizers, strict=True)):
+                for n, (net, z, optimizer) in enumerate(
+                    zip(frozen_nets, outputs, optimizers, strict=True)
+                ):
                     with torch.no_grad():
                         before = net(x)
                     target = (CLIENTS * mean - z.detach()) / (CLIENTS - 1)
@@ -95,7 +101,14 @@ def main(pairs: int) -> None:
     torch.set_num_threads(1)
     for architecture, rounds in (("lenet5", 2), ("mlp", 10)):
         work = f"FedAL, {architecture}, {CLIENTS} clients, an iteration"
-        compare(work, "a loop by hand", ours(architecture, rounds), by_hand(architecture, rounds), pairs, rounds * TAU)
+        compare(
+            work,
+            "a loop by hand",
+            ours(architecture, rounds),
+            by_hand(architecture, rounds),
+            pairs,
+            rounds * TAU,
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """What FedAL's MLP does beyond the fewest calls, counted: `python -m benchmarks.fedal_parts`.
 
-Operations of torch (with those of gradients) and calls of Python functions in an iteration of ten clients, ours and of
-`benchmarks.fewest`. Counts are equal on every machine, unlike seconds. Then the operations that we do more often.
+Operations of torch (with those of gradients) and calls of Python functions in an iteration of ten
+clients, ours and of `benchmarks.fewest`. Counts are equal on every machine, unlike seconds. Then
+the operations that we do more often.
 
-`python -m benchmarks.fedal_parts --without fedal` (or `split`, `afind`): CPU milliseconds of ours while part after part
-is taken out, and of the fewest calls in the same pair. What is left computes what the fewest calls compute, by our
-classes.
+`python -m benchmarks.fedal_parts --without fedal` (or `split`, `afind`): CPU milliseconds of ours
+while part after part is taken out, and of the fewest calls in the same pair. What is left computes
+what the fewest calls compute, by our classes.
 """
 
 import cProfile
@@ -85,7 +86,9 @@ def local_stage(client: Any, t: int) -> None:
         client.descend(x, (p - labels[i] if i == 0 else 2 * p - labels[i] - own[i]) / len(x))
 
 
-def transfer_step(client: Any, t: int, i: int, n: int, mean: Any, gradient: Any, share: Any, reference: Any) -> None:
+def transfer_step(
+    client: Any, t: int, i: int, n: int, mean: Any, gradient: Any, share: Any, reference: Any
+) -> None:
     """The transfer stage without settings that are 1 here."""
     x = page.steps.public_batch(client, t, i)
     f = client.forward(x)
@@ -95,10 +98,14 @@ def transfer_step(client: Any, t: int, i: int, n: int, mean: Any, gradient: Any,
 
 
 def descend(net: Any, x: Tensor, gradient: Tensor) -> None:
-    """A step by the gradient itself in place of that of its product with the outputs, whose first use loads SymPy."""
+    """A step by the gradient itself in place of that of its product with the outputs, whose first
+    use loads SymPy.
+    """
     outputs, net._sent = net._pass(x)[1], None
     grads = torch.autograd.grad(outputs, list(net.parameters.values()), gradient)
-    net.optimizer.move(net.flat, torch.cat([g.flatten() for g in grads]), net.slots, *net.optimizer.tick(net.slots))
+    net.optimizer.move(
+        net.flat, torch.cat([g.flatten() for g in grads]), net.slots, *net.optimizer.tick(net.slots)
+    )
 
 
 fused: dict[int, Fused] = {}
@@ -125,7 +132,13 @@ PARTS: dict[str, list[tuple[Any, str, Any]]] = {
     "switching to evaluation": [(Network, "_mode", nothing)],
     "seeded draws, pixels to floats": [
         (context, "sample_plan", lambda _, rows, steps, size: torch.randint(rows, (steps, size))),
-        (Rows, "x", lambda rows, which: rows.__dict__.setdefault("floats", rows.pool[rows.index] / 127.5 - 1)[which]),
+        (
+            Rows,
+            "x",
+            lambda rows, which: rows.__dict__.setdefault(
+                "floats", rows.pool[rows.index] / 127.5 - 1
+            )[which],
+        ),
     ],
     "autograd of the losses, settings that are 1": [
         (page, "local_stage", local_stage),
@@ -169,7 +182,9 @@ def ladder(work: str, pairs: int = 5) -> None:
             each = [(cpu(ours), cpu(bar)) for _ in range(pairs)]
         a, b = (1e3 * statistics.median(column) for column in zip(*each, strict=True))
         ratio = statistics.median(x / y for x, y in each)
-        print(f"| {names[n - 1] if n else 'nothing'} | {a:.1f} | {b:.1f} | {ratio:.2f} |", flush=True)
+        print(
+            f"| {names[n - 1] if n else 'nothing'} | {a:.1f} | {b:.1f} | {ratio:.2f} |", flush=True
+        )
 
 
 def main() -> None:
@@ -180,7 +195,10 @@ def main() -> None:
     bar()
     more, less = operations(ours), operations(bar)
     print("| in an iteration | ours | fewest | ratio |\n|---|---|---|---|")
-    for name, a, b in (("operations", more.total(), less.total()), ("calls from Python", calls(ours), calls(bar))):
+    for name, a, b in (
+        ("operations", more.total(), less.total()),
+        ("calls from Python", calls(ours), calls(bar)),
+    ):
         print(f"| {name} | {a / ITERATIONS:,.0f} | {b / ITERATIONS:,.0f} | {a / b:.2f} |")
     print("\n| operation | ours | fewest |\n|---|---|---|")
     most = sorted({*more, *less}, key=lambda name: less[name] - more[name])

@@ -1,7 +1,7 @@
 """FedAvg, LeNet-5, 20 clients of 300 MNIST-shaped rows, batch 32, one epoch a round, one thread.
 
-The bar is the loop that one writes in plain PyTorch: state dicts, `torch.optim.SGD`, batches by index. Both do the
-same ten full batches a client and round.
+The bar is the loop that one writes in plain PyTorch: state dicts, `torch.optim.SGD`, batches by
+index. Both do the same ten full batches a client and round.
 """
 
 import sys
@@ -70,7 +70,14 @@ def main(pairs: int) -> None:
     torch.set_num_threads(1)
     for architecture in ("lenet5", "mlp-large"):
         work = f"FedAvg, {architecture}, {CLIENTS} clients, a round"
-        compare(work, "torch.optim and state dicts", ours(architecture), plain(architecture), pairs, ROUNDS)
+        compare(
+            work,
+            "torch.optim and state dicts",
+            ours(architecture),
+            plain(architecture),
+            pairs,
+            ROUNDS,
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A round of each family against the same work in the fewest PyTorch calls that we know.
 
-The loops here are faster than those of the other benchmarks: they have no messages, checks, undo or seeded draws, write
-the gradients of losses in the logits down, use fused optimizers, and gather rows once a stage. The excess of a ratio
-over 1 is the cost of the rest.
+The loops here are faster than those of the other benchmarks: they have no messages, checks, undo or
+seeded draws, write the gradients of losses in the logits down, use fused optimizers, and gather
+rows once a stage. The excess of a ratio over 1 is the cost of the rest.
 """
 
 import copy
@@ -28,7 +28,11 @@ FEWEST = "the fewest calls"
 
 def wide(module: nn.Module) -> nn.Module:
     """The module in the memory order in which fedloom runs it on a CPU."""
-    return module.to(memory_format=torch.channels_last) if getattr(module, "channels_last", False) else module
+    return (
+        module.to(memory_format=torch.channels_last)
+        if getattr(module, "channels_last", False)
+        else module
+    )
 
 
 def inputs(context: ClientContext) -> Tensor:
@@ -92,7 +96,9 @@ def averaging(architecture: str) -> Callable[[], None]:
                 torch._foreach_copy_(values, weights)
                 order = torch.randperm(fedavg.ROWS)
                 order = torch.cat([order, order[: -fedavg.ROWS % fedavg.BATCH]])
-                batches = zip(x[order].split(fedavg.BATCH), y[order].split(fedavg.BATCH), strict=True)
+                batches = zip(
+                    x[order].split(fedavg.BATCH), y[order].split(fedavg.BATCH), strict=True
+                )
                 for rows, labels in batches:
                     gradients = torch.autograd.grad(F.cross_entropy(net(rows), labels), params)
                     torch._foreach_add_(values, gradients, alpha=-fedavg.LR)
@@ -139,9 +145,13 @@ def distillation(architecture: str, rounds: int) -> Callable[[], None]:
                 outputs = [net(rows) for net in nets]
                 f = torch.stack([z.detach() for z in outputs])
                 soft = F.softmax(f / 2, -1).flatten(0, 1)
-                judge_adam.step(torch.autograd.grad(F.cross_entropy(judge(soft), author), judge_params))
+                judge_adam.step(
+                    torch.autograd.grad(F.cross_entropy(judge(soft), author), judge_params)
+                )
                 f.requires_grad_()
-                loss = F.cross_entropy(judge(F.softmax(f / 2, -1).flatten(0, 1)), author, reduction="sum")
+                loss = F.cross_entropy(
+                    judge(F.softmax(f / 2, -1).flatten(0, 1)), author, reduction="sum"
+                )
                 (slope,) = torch.autograd.grad(loss, f)
                 f = f.detach()
                 others = F.softmax((f.sum(0) - f) / (n - 1), -1)
@@ -173,8 +183,12 @@ def splitting(job: vertical.Job) -> Callable[[], None]:
 
 
 def adapting(job: augfl.Job) -> Callable[[], None]:
-    """A round of AugFL: `benchmarks.augfl`, the exact product by a second gradient through the step."""
-    module, alpha, rho = wide(job.contexts[0].build()), job.cfg.alpha, job.cfg.penalty(augfl.CLIENTS)
+    """A round of AugFL: `benchmarks.augfl`, the exact product by a second gradient through the
+    step.
+    """
+    module = wide(job.contexts[0].build())
+    alpha = job.cfg.alpha
+    rho = job.cfg.penalty(augfl.CLIENTS)
     names, theta = [k for k, _ in module.named_parameters()], detached(module)
     duals = [[torch.zeros_like(w) for w in theta] for _ in job.contexts]
     halves = [((s.support.x, s.support.y), (s.query.x, s.query.y)) for s in job.contexts]
@@ -190,8 +204,11 @@ def adapting(job: augfl.Job) -> Callable[[], None]:
         start = [w.requires_grad_() for w in theta]
         for dual, weight, (support, query) in zip(duals, weights, halves, strict=True):
             inner = torch.autograd.grad(loss(start, *support), start, create_graph=True)
-            slopes = torch.autograd.grad(loss(torch._foreach_add(start, inner, alpha=-alpha), *query), start)
-            with torch.no_grad():  # the local model is w - (dual + weight g) / ρ, so that the new dual is -weight g
+            slopes = torch.autograd.grad(
+                loss(torch._foreach_add(start, inner, alpha=-alpha), *query), start
+            )
+            # the local model is w - (dual + weight g) / ρ, so that the new dual is -weight g
+            with torch.no_grad():
                 torch._foreach_add_(sums, start, alpha=rho)
                 torch._foreach_sub_(sums, dual)
                 torch._foreach_copy_(dual, slopes)
@@ -205,7 +222,10 @@ def adapting(job: augfl.Job) -> Callable[[], None]:
 def choosing(sites: list[ClientContext]) -> Callable[[], None]:
     """A round of AFIND+ in which everybody asks everybody: `benchmarks.afind`."""
     net = wide(models.build("mlp", afind.IMAGE, CLASSES, seed=0))
-    parts = {part: [p for k, p in net.named_parameters() if k.startswith("head.") == part] for part in (True, False)}
+    parts = {
+        part: [p for k, p in net.named_parameters() if k.startswith("head.") == part]
+        for part in (True, False)
+    }
     values = {part: [p.detach() for p in parts[part]] for part in parts}
     states = [{part: [v.clone() for v in values[part]] for part in parts} for _ in sites]
     data = [(inputs(s), labels_of(s)) for s in sites]
@@ -214,7 +234,9 @@ def choosing(sites: list[ClientContext]) -> Callable[[], None]:
     def epoch(part: bool, x: Tensor, y: Tensor) -> None:
         velocity = [torch.zeros_like(v) for v in values[part]]
         order = torch.randperm(afind.ROWS)
-        for rows, labels in zip(x[order].split(afind.BATCH), y[order].split(afind.BATCH), strict=True):
+        for rows, labels in zip(
+            x[order].split(afind.BATCH), y[order].split(afind.BATCH), strict=True
+        ):
             gradients = torch.autograd.grad(F.cross_entropy(net(rows), labels), parts[part])
             torch._foreach_mul_(velocity, 0.9)
             torch._foreach_add_(velocity, gradients)

@@ -1,6 +1,8 @@
-"""From the start of a process to the end of the first round: FedAvg's LeNet-5 anchor, and FedAL on bundled digits.
+"""From the start of a process to the end of the first round: FedAvg's LeNet-5 anchor, and FedAL on
+bundled digits.
 
-Then the first gradient of batched parties in a process, and what of it imports `torch._dynamo`, which `torch.func.grad`
+Then the first gradient of batched parties in a process, and what of it imports `torch._dynamo`,
+which `torch.func.grad`
 names: all of it is Python, which other threads wait for.
 """
 
@@ -30,7 +32,7 @@ vmap(torch.sum)(torch.ones(8, 3))
 imported, modules = spent(lambda: __import__("torch._dynamo", fromlist=["compiled_autograd"]).compiled_autograd)
 print(f"import of torch._dynamo {imported:.2f} CPU s, {modules} modules; then the first batched gradient "
       f"{1e3 * spent(gradient)[0]:.1f} CPU ms, the second {1e3 * spent(gradient)[0]:.2f}")
-"""
+"""  # noqa: E501
 
 
 def main(repeats: int) -> None:
@@ -43,7 +45,10 @@ def main(repeats: int) -> None:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             wall.append(time.perf_counter() - start)
             cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        print(f"{name}: first round after {sorted(wall)[repeats // 2]:.1f} s ({sorted(cpu)[repeats // 2]:.1f} CPU s)")
+        print(
+            f"{name}: first round after {sorted(wall)[repeats // 2]:.1f} s "
+            f"({sorted(cpu)[repeats // 2]:.1f} CPU s)"
+        )
     subprocess.run([sys.executable, "-c", BATCHED], check=True, env=environment)
 
 

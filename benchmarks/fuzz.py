@@ -1,9 +1,9 @@
 """Malformed messages for the decoder: `python -m benchmarks.fuzz [MESSAGES] [SEED]`.
 
-Each message is a valid one that was changed, or a header made to cost time and memory: many values, names or
-brackets, deep nests, long texts, false sizes. One in 100 such headers has up to 16 MiB. Whatever arrives must be
-decoded and encode to the same bytes, or raise MessageError. The table has CPU seconds, and the last line the growth of
-the largest memory of the process.
+Each message is a valid one that was changed, or a header made to cost time and memory: many values,
+names or brackets, deep nests, long texts, false sizes. One in 100 such headers has up to 16 MiB.
+Whatever arrives must be decoded and encode to the same bytes, or raise MessageError. The table has
+CPU seconds, and the last line the growth of the largest memory of the process.
 """
 
 import json
@@ -27,9 +27,14 @@ def valid(chance: random.Random) -> bytes:
     """A message as methods send it: tensors, names, numbers, nested."""
     tree: dict[str, Any] = {"round": chance.randrange(1000), "name": "x" * chance.randrange(40)}
     for k in range(chance.randrange(1, 6)):
-        dtype = chance.choice((torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16))
+        dtype = chance.choice(
+            (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16)
+        )
         shape = [chance.randrange(4) for _ in range(chance.randrange(3))]
-        tree[f"layer{k}"] = {"weight": torch.zeros(shape, dtype=dtype), "also": [k, None, 0.5, True]}
+        tree[f"layer{k}"] = {
+            "weight": torch.zeros(shape, dtype=dtype),
+            "also": [k, None, 0.5, True],
+        }
     return message.encode(tree)
 
 
@@ -59,7 +64,20 @@ def reworded(chance: random.Random, size: int) -> bytes:
     header = bytearray(data[8:end])
     at = chance.randrange(len(header))
     with_ = chance.choice(
-        (b"9" * 30, b"-1", b"[", b"]", b"{", b"}", b'"', b"\\u0000", b"null", b"1e999", b"NaN", b"\xff")
+        (
+            b"9" * 30,
+            b"-1",
+            b"[",
+            b"]",
+            b"{",
+            b"}",
+            b'"',
+            b"\\u0000",
+            b"null",
+            b"1e999",
+            b"NaN",
+            b"\xff",
+        )
     )
     header[at : at + chance.randrange(3)] = with_
     return framed(header, data[end:])
@@ -79,9 +97,14 @@ def values(chance: random.Random, size: int) -> bytes:
 
 def texts(chance: random.Random, size: int) -> bytes:
     """A header of one long text or number, or one of backslashes and quotes."""
-    unit = chance.choice((b"a", b"\\\\", b'\\"', b"9", b"\\u00e4", "ä".encode(), b" ", b"[", b"\x00"))
+    unit = chance.choice(
+        (b"a", b"\\\\", b'\\"', b"9", b"\\u00e4", "ä".encode(), b" ", b"[", b"\x00")
+    )
     quote = b"" if unit in (b"9", b" ") else b'"'
-    return framed(b'{"a":' + quote + unit * (size // len(unit)) + quote + b"}", lie=chance.choice((0, 0, 1, -1)))
+    return framed(
+        b'{"a":' + quote + unit * (size // len(unit)) + quote + b"}",
+        lie=chance.choice((0, 0, 1, -1)),
+    )
 
 
 def trees(chance: random.Random, size: int) -> bytes:
@@ -89,7 +112,9 @@ def trees(chance: random.Random, size: int) -> bytes:
     unit = chance.choice(("[],", "0,", '"a",', "[", '{"$tensor":0},', "1.5,"))
     tree = "[" + unit * (size // (2 * len(unit))) + chance.choice(("0]", "]", ""))
     return framed(
-        json.dumps({"__metadata__": {"format": message.FORMAT, "tree": tree}}, separators=(",", ":")).encode()
+        json.dumps(
+            {"__metadata__": {"format": message.FORMAT, "tree": tree}}, separators=(",", ":")
+        ).encode()
     )
 
 
@@ -112,7 +137,11 @@ LARGE: tuple[Callable[[random.Random, int], bytes], ...] = (brackets, values, te
 
 def header_bytes(chance: random.Random, largest: int) -> int:
     """Below 4 KiB; one in 100 up to `largest`, with sizes of each order equally likely."""
-    return int(4096 * (largest / 4096) ** chance.random()) if chance.random() < 0.01 else chance.randrange(8, 4096)
+    return (
+        int(4096 * (largest / 4096) ** chance.random())
+        if chance.random() < 0.01
+        else chance.randrange(8, 4096)
+    )
 
 
 def main(count: int, seed: int, largest: int = message.MAX_HEADER) -> None:
@@ -153,7 +182,10 @@ def main(count: int, seed: int, largest: int = message.MAX_HEADER) -> None:
             f"| {1e6 * seconds[name] / kinds[name]:.0f} | {took:.3f} | {size:,} |"
         )
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(f"{kinds.total():,} messages, no other exception; memory grew by at most {grown / 1024:.0f} MiB")
+    print(
+        f"{kinds.total():,} messages, no other exception; memory grew by at most "
+        f"{grown / 1024:.0f} MiB"
+    )
 
 
 if __name__ == "__main__":

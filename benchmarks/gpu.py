@@ -1,18 +1,21 @@
 """fedloom on a GPU, in at most nine minutes: `python -m benchmarks.gpu` prints one JSON object.
 
-It needs this repository, torch with CUDA and the dependencies of fedloom, on Python 3.11 or newer, and no network. When
-the time is over, the rest of a section is left out; the error of a section is part of the result:
+It needs this repository, torch with CUDA and the dependencies of fedloom, on Python 3.11 or newer,
+and no network. When the time is over, the rest of a section is left out; the error of a section is
+part of the result:
 
 machine     versions, processor, device and its memory
 methods     every registered method: rounds on the device, in turn and batched, against the CPU's numbers, beside what
-            the last bit of each initial weight does on the CPU alone; and whether a second run has the same bits
+            the last bit of each initial weight does on the CPU alone; and whether a second run has
+            the same bits
 rules       every rule of aggregation, and noise, in the same way
 speed       rounds in samples a second: a plain loop on the device, and the engines local, batched and lock-step
 seeds       seconds of 1, 3, 10 and 20 seeds of one run in lock-step, against one by one
 families    seconds of a round of a method of each family: the CPU's loop, and the device in turn and batched
 
-`--device cpu --small` does all of it at a small size on any machine: what is then printed says nothing about a GPU.
-"""
+`--device cpu --small` does all of it at a small size on any machine: what is then printed says
+nothing about a GPU.
+"""  # noqa: E501
 
 import argparse
 import json
@@ -47,8 +50,9 @@ SECONDS = 540.0
 TOLERANCE = 2e-3
 """The largest difference of a weight from the CPU's after two rounds, relative to 1 + its size."""
 TIMES_ROUNDING = 10.0
-"""Or this many times the difference between two CPU runs, one with the last bit of each initial weight changed: Adam
-turns rounding noise of a gradient near 0 into steps of its rate."""
+"""Or this many times the difference between two CPU runs, one with the last bit of each initial
+weight changed: Adam turns rounding noise of a gradient near 0 into steps of its rate.
+"""
 BATCH, LR, ROWS = 32, 0.01, 300
 CASES = (
     ("100 clients, small CNN", "cnn-small", 100, (1, 28, 28)),
@@ -58,7 +62,9 @@ CASES = (
 FAMILIES = ("fedavg", "fedal", "augfl", "afind-plus", "gossip", "fedboost", "split", "proto-evfl")
 """The methods that are timed."""
 DRAWN_THERE = ("fedhssl", "ss-vfl")
-"""The methods that draw views of rows with the device's own generator. They are compared with a second run there."""
+"""The methods that draw views of rows with the device's own generator. They are compared with a
+second run there.
+"""
 
 
 class Clock:
@@ -104,14 +110,22 @@ def peak(device: str, work: Callable[[], object]) -> float | None:
 
 def machine(device: str) -> dict[str, Any]:
     """What it ran on."""
-    found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__, "device": device}
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": device,
+    }
     if device != "cpu":
         properties = torch.cuda.get_device_properties(0)
-        found |= {"name": properties.name, "memory_gb": properties.total_memory / 1e9, "cuda": torch.version.cuda}
+        found |= {
+            "name": properties.name,
+            "memory_gb": properties.total_memory / 1e9,
+            "cuda": torch.version.cuda,
+        }
     return found
 
 
-# -- every method against the CPU ----------------------------------------------------------------------
+# -- every method against the CPU ------------------------------------------------------------------
 
 
 def small_run(
@@ -126,7 +140,13 @@ def small_run(
     from fedloom.experiment.plan.reading import check
 
     method = methods.registry()[name]
-    small: dict[str, float] = {"tau": 2, "batch_size": 8, "epochs": 1, "steps": 2, "server_steps": 3}
+    small: dict[str, float] = {
+        "tau": 2,
+        "batch_size": 8,
+        "epochs": 1,
+        "steps": 2,
+        "server_steps": 3,
+    }
     small |= {"pretrain_rounds": 1, "local_rounds": 1}  # of two rounds in all
     params: dict[str, Any] = {
         k: v for k, v in small.items() if k in method.config.model_fields and k not in method.fixed
@@ -139,13 +159,25 @@ def small_run(
         "own_test_rows": 20,
     }
     if name == "fedcox":  # which needs two classes and a time
-        data, params = {"name": "breast_cancer", "clients": clients, "test_fraction": 0.5}, {"time": "mean area"}
-    params |= {"l2": 1.0} if method.family == "tables" and "l2" in method.config.model_fields else {}  # for pixels at 0
-    values: dict[str, Any] = {"method": name, "rounds": rounds, "params": params, "models": {"pool": ["mlp"]}}
+        data = {"name": "breast_cancer", "clients": clients, "test_fraction": 0.5}
+        params = {"time": "mean area"}
+    # for pixels at 0
+    params |= (
+        {"l2": 1.0} if method.family == "tables" and "l2" in method.config.model_fields else {}
+    )
+    values: dict[str, Any] = {
+        "method": name,
+        "rounds": rounds,
+        "params": params,
+        "models": {"pool": ["mlp"]},
+    }
     values |= {"data": {"test_fraction": test_fraction, **data}, "engine": dict(engine)}
     values |= {"aggregate": dict(aggregate)} if aggregate else {}
     if method.family == "meta" or "warm_start" in method.fixed:
-        values |= {"pretrained": {"model": "mlp", "epochs": 1}, "data": {**values["data"], "server_rows": 200}}
+        values |= {
+            "pretrained": {"model": "mlp", "epochs": 1},
+            "data": {**values["data"], "server_rows": 200},
+        }
     if method.setting == "vertical":
         values["columns"], values["data"] = {"aligned": 24, "unaligned": 20}, data
     return check({"run": values}).run
@@ -179,12 +211,16 @@ def rounds_of(run: Any) -> Iterator[tuple[Callable[[], None], Callable[[], dict[
 
         def read() -> dict[str, Any]:
             states = {str(i): state for i, state in there.states().items()}
-            return dict(leaves({**states, **({"server": plan.server.state()} if plan.server else {})}))
+            return dict(
+                leaves({**states, **({"server": plan.server.state()} if plan.server else {})})
+            )
 
         yield step, read
 
 
-def final_states(method: str, aggregate: Mapping[str, Any] | None = None, **engine: Any) -> dict[str, Any]:
+def final_states(
+    method: str, aggregate: Mapping[str, Any] | None = None, **engine: Any
+) -> dict[str, Any]:
     """Every leaf of every party's state after two rounds."""
     run = small_run(method, engine, 6 if aggregate else 4, aggregate=aggregate)  # Krum needs five
     with rounds_of(run) as (step, read):
@@ -229,14 +265,22 @@ def every_method(device: str, clock: Clock, small: bool) -> dict[str, Any]:
     names = list(methods.registry())
     for name in names[:: 8 if small else 1]:
         if clock.left < 0:
-            return {"tolerance": TOLERANCE, "methods": found, "left_out": [n for n in names if n not in found]}
+            return {
+                "tolerance": TOLERANCE,
+                "methods": found,
+                "left_out": [n for n in names if n not in found],
+            }
         found[name] = compared(name, device)
     bad = [name for name, one in found.items() if not one["ok"]]
     return {"tolerance": TOLERANCE, "checked": len(found), "not_ok": bad, "methods": found}
 
 
-def compared(method: str, device: str, aggregate: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The differences of a method's states from the CPU's loop, and whether a second run has the same bits."""
+def compared(
+    method: str, device: str, aggregate: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The differences of a method's states from the CPU's loop, and whether a second run has the
+    same bits.
+    """
     try:
         drawn_there = device if method in DRAWN_THERE else "cpu"
         loop = final_states(method, aggregate, device=drawn_there)
@@ -267,7 +311,9 @@ def rules(device: str, clock: Clock, small: bool) -> dict[str, Any]:
 
 
 def families(device: str, clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
-    """Seconds of a round of a method of each family: perceptrons and 20 clients, or the parties of a vertical run."""
+    """Seconds of a round of a method of each family: perceptrons and 20 clients, or the parties of
+    a vertical run.
+    """
     repeats = 1 if small else 5
     for name in FAMILIES[:: 4 if small else 1]:
         if clock.left < 0:
@@ -285,10 +331,12 @@ def families(device: str, clock: Clock, small: bool) -> Iterator[dict[str, Any]]
         yield row
 
 
-# -- speed ---------------------------------------------------------------------------------------------
+# -- speed -----------------------------------------------------------------------------------------
 
 
-def plain(architecture: str, clients: int, shape: tuple[int, ...], device: str) -> Callable[[], None]:
+def plain(
+    architecture: str, clients: int, shape: tuple[int, ...], device: str
+) -> Callable[[], None]:
     """A round of FedAvg as one writes it in plain PyTorch, with all rows on the device."""
     places = contexts(clients, ROWS, architecture, shape=shape, device=device)
     net = models.build(architecture, shape, CLASSES, seed=0).to(device)
@@ -325,14 +373,21 @@ class Job:
     """FedAvg, and its rounds."""
 
     def __init__(
-        self, make: Callable[..., Engine], architecture: str, clients: int, shape: tuple[int, ...], device: str
+        self,
+        make: Callable[..., Engine],
+        architecture: str,
+        clients: int,
+        shape: tuple[int, ...],
+        device: str,
     ) -> None:
         self.method = _fedavg()
         self.cfg = self.method.configure(params={"lr": LR, "batch_size": BATCH})
         places = contexts(clients, ROWS, architecture, shape=shape, device=device)
         self.fed = Federation(make([self.method.client(self.cfg, place) for place in places]))
         assert self.method.server is not None
-        self.server = self.method.server(self.cfg, ClientContext(id=0, network=places[0].network, device=device))
+        self.server = self.method.server(
+            self.cfg, ClientContext(id=0, network=places[0].network, device=device)
+        )
         self.t = 0
 
     def round(self) -> None:
@@ -343,7 +398,9 @@ class Job:
         self.t += 1
 
 
-def lockstep_seconds(runs: int, rounds: int, make: Callable[[Callable[..., Engine]], Job], device: str) -> float:
+def lockstep_seconds(
+    runs: int, rounds: int, make: Callable[[Callable[..., Engine]], Job], device: str
+) -> float:
     """Seconds of a round of several runs in lock-step, after one that does not count."""
     marks: list[float] = []
 
@@ -379,11 +436,19 @@ def speed(device: str, clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
         for name, work in every.items():
             memory = peak(device, work)
             taken[name] = seconds_of(work, device, repeats)
-            row[name] = {"seconds": taken[name], "samples_per_second": samples / taken[name], "memory_mb": memory}
+            row[name] = {
+                "seconds": taken[name],
+                "samples_per_second": samples / taken[name],
+                "memory_mb": memory,
+            }
         runs = 2 if small else 5
         make = partial(Job, architecture=architecture, clients=clients, shape=shape, device=device)
         spent = lockstep_seconds(runs, repeats, make, device)
-        row["lockstep"] = {"runs": runs, "seconds": spent, "samples_per_second": runs * samples / spent}
+        row["lockstep"] = {
+            "runs": runs,
+            "seconds": spent,
+            "samples_per_second": runs * samples / spent,
+        }
         row["times_plain"] = {
             name: row[name]["samples_per_second"] / row["plain"]["samples_per_second"]
             for name in ("local", "batched", "lockstep")
@@ -392,7 +457,9 @@ def speed(device: str, clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def seeds(device: str, clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
-    """Seconds of a round of many seeds in lock-step, and of as many batched runs one after the other."""
+    """Seconds of a round of many seeds in lock-step, and of as many batched runs one after the
+    other.
+    """
     clients = 4 if small else 10
     make = partial(Job, architecture="cnn-small", clients=clients, shape=(1, 28, 28), device=device)
     alone = seconds_of(make(BatchedEngine).round, device, 1 if small else 3)
@@ -405,17 +472,22 @@ def seeds(device: str, clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
 
 def main() -> int:
     """Run all sections; 1 if one failed or a method is not ok."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--device", default="cuda", help="a torch device (default: cuda)")
     parser.add_argument("--small", action="store_true", help="a small size, to try the script")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"time for everything (default: {SECONDS:g})")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help=f"time for everything (default: {SECONDS:g})"
+    )
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder of gpu.json")
     given = parser.parse_args()
     if given.device != "cpu" and not torch.cuda.is_available():
         sys.exit("torch sees no GPU here; add --device cpu --small to try the script")
     clock, device, small = Clock(given.seconds), given.device, given.small
     torch.set_num_threads(1)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # as exact as the CPU
+    # as exact as the CPU
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     given.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     sections: dict[str, Callable[[], Any]] = {

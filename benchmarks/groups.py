@@ -2,10 +2,12 @@
 
     python -m benchmarks.groups [SIZE …] [--seeds 3] [--out groups.jsonl]
 
-Three groups of `SIZE` peers (2, 5, 8 and 10), three or four classes of digits each, 24 rows a peer, an MLP, 50 rounds.
-Of each method it writes a line of JSON: the share of peers whose neighbours with a share in their model are exactly
-their group, the mean share of mates that are found (recall) and of neighbours that are mates (precision) after rounds
-10 and 50, and accuracy on own test rows, after fine-tuning, by seed.
+Three groups of `SIZE` peers (2, 5, 8 and 10), three or four classes of digits each, 24 rows a peer,
+an MLP, 50 rounds.
+Of each method it writes a line of JSON: the share of peers whose neighbours with a share in their
+model are exactly their group, the mean share of mates that are found (recall) and of neighbours
+that are mates (precision) after rounds 10 and 50, and accuracy on own test rows, after fine-tuning,
+by seed.
 """
 
 import argparse
@@ -80,11 +82,17 @@ def choices(folder: Path, peers: int) -> dict[int, list[set[int]]]:
 
 
 def judged(found: list[set[int]], size: int) -> tuple[float, float, float]:
-    """The shares of peers with exactly their group, of mates that are found, and of neighbours that are mates."""
-    mates = [{j for j in range(len(found)) if j // size == i // size} - {i} for i in range(len(found))]
+    """The shares of peers with exactly their group, of mates that are found, and of neighbours that
+    are mates.
+    """
+    mates = [
+        {j for j in range(len(found)) if j // size == i // size} - {i} for i in range(len(found))
+    ]
     exact = np.mean([a == b for a, b in zip(found, mates, strict=True)])
     recall = np.mean([len(a & b) / len(b) for a, b in zip(found, mates, strict=True)])
-    precision = np.mean([len(a & b) / len(a) if a else 1.0 for a, b in zip(found, mates, strict=True)])
+    precision = np.mean(
+        [len(a & b) / len(a) if a else 1.0 for a, b in zip(found, mates, strict=True)]
+    )
     return float(exact), float(recall), float(precision)
 
 
@@ -108,7 +116,8 @@ def main() -> None:
                 "method": entry.get("name", entry["method"]),
                 "accuracy": [result["eval_modes"]["tuned"]["mean"] for result in results],
                 "exact, recall, precision": {
-                    t: np.mean([judged(found[t], size) for found in history], 0).round(3).tolist() for t in TIMES
+                    t: np.mean([judged(found[t], size) for found in history], 0).round(3).tolist()
+                    for t in TIMES
                 },
                 "seconds": round(time.process_time() - clock, 1),
             }

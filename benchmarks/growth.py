@@ -1,7 +1,9 @@
-"""FedAvg with 10 to 10,000 small clients: what a client costs must not depend on how many there are.
+"""FedAvg with 10 to 10,000 small clients: what a client costs must not depend on how many there
+are.
 
-Each client is an MLP of 64-64-10 and 20 of scikit-learn's digits, in batches of 10. Each number of clients has a
-process of its own, with one thread. Memory is the process's peak above what it was before it made the first client.
+Each client is an MLP of 64-64-10 and 20 of scikit-learn's digits, in batches of 10. Each number of
+clients has a process of its own, with one thread. Memory is the process's peak above what it was
+before it made the first client.
 """
 
 import argparse
@@ -32,7 +34,7 @@ WORK = 5_000
 """Rounds of a client that are timed; at least two rounds of all."""
 HEAD = """\
 | clients | memory budget | build, CPU ms/client | round, CPU ms/client | peak memory, kB/client | on disk, kB/client |
-|---|---|---|---|---|---|"""
+|---|---|---|---|---|---|"""  # noqa: E501
 
 
 @cache
@@ -51,7 +53,13 @@ def contexts(clients: int) -> list[ClientContext]:
             id=n,
             parties=clients,
             classes=10,
-            data=Rows(pool, labels, torch.from_numpy(np.random.default_rng(n).choice(len(labels), ROWS)), zero, scale),
+            data=Rows(
+                pool,
+                labels,
+                torch.from_numpy(np.random.default_rng(n).choice(len(labels), ROWS)),
+                zero,
+                scale,
+            ),
             network=partial(models.build, "mlp", (64,), 10, seed=n),
         )
         for n in range(clients)
@@ -67,7 +75,9 @@ class Job:
         places = contexts(clients)
         assert self.method.server is not None
         self.server = self.method.server(self.cfg, places[0])
-        self.engine = LocalEngine((self.method.client(self.cfg, place) for place in places), memory=memory)
+        self.engine = LocalEngine(
+            (self.method.client(self.cfg, place) for place in places), memory=memory
+        )
         self.fed = Federation(self.engine)
 
     @property
@@ -136,9 +146,13 @@ def main(numbers: Sequence[int] = CLIENTS, budgets: Sequence[int | None] = (None
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
-    parser.add_argument("--clients", type=int, nargs="*", default=CLIENTS, help="numbers of clients")
     parser.add_argument(
-        "--memory", type=int, help="bytes of state that stay in memory; both all and none, if not given"
+        "--clients", type=int, nargs="*", default=CLIENTS, help="numbers of clients"
+    )
+    parser.add_argument(
+        "--memory",
+        type=int,
+        help="bytes of state that stay in memory; both all and none, if not given",
     )
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()

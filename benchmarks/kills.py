@@ -1,10 +1,11 @@
 """Random kills, and the same bits: `python -m benchmarks.kills [KILLS] [SEED] [ROUNDS]`.
 
-Runs of FedAL on digits, in turn at three nodes (real processes) and with two workers. After random times one process,
-drawn by chance, is killed with SIGKILL: a node, the coordinator, a worker, or the main process of a run with workers.
-Nodes are started again at once, coordinators and main processes with --resume; a run replaces its dead workers itself.
-Each run must end with the `state_sha256` of an undisturbed run in one process, and no process may end without being
-killed.
+Runs of FedAL on digits, in turn at three nodes (real processes) and with two workers. After random
+times one process,
+drawn by chance, is killed with SIGKILL: a node, the coordinator, a worker, or the main process of a
+run with workers. Nodes are started again at once, coordinators and main processes with --resume; a
+run replaces its dead workers itself. Each run must end with the `state_sha256` of an undisturbed
+run in one process, and no process may end without being killed.
 """
 
 import json
@@ -30,7 +31,9 @@ SECONDS = (0.1, 3.0)
 MOST = 25
 """Kills in one run."""
 AT_ONCE = 0.0005
-"""Probability, each 20 ms, of a kill without progress since the last one, which hits processes that start."""
+"""Probability, each 20 ms, of a kill without progress since the last one, which hits processes that
+start.
+"""
 
 
 def free_port() -> int:
@@ -50,7 +53,9 @@ class Place:
         with self.log.open("a") as log:
             command = [sys.executable, "-m", "fedloom", *(words or self.again)]
             env = {**os.environ, "OMP_NUM_THREADS": "1"}
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=self.log.parent)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=env, cwd=self.log.parent
+            )
 
     def kill(self) -> None:
         self.process.kill()
@@ -61,7 +66,15 @@ class Place:
 def words(seed: int, rounds: int, out: str) -> list[str]:
     """The command line of a run."""
     settings = ["data.clients=3", "models.pool=['mlp']", "params.tau=2", f"seed={seed}"]
-    return ["run", "fedal", "--rounds", str(rounds), "--out", out, *(w for s in settings for w in ("-s", s))]
+    return [
+        "run",
+        "fedal",
+        "--rounds",
+        str(rounds),
+        "--out",
+        out,
+        *(w for s in settings for w in ("-s", s)),
+    ]
 
 
 def workers_of(pid: int) -> list[int]:
@@ -74,19 +87,31 @@ def workers_of(pid: int) -> list[int]:
 
 
 def federation(folder: Path, rounds: int) -> None:
-    """Certificates and configs: nodes that allow the run, a coordinator that waits for lost nodes."""
+    """Certificates and configs: nodes that allow the run, a coordinator that waits for
+    lost nodes.
+    """
     with (folder / "certs.log").open("w") as log:
-        certs(NODES, folder / "fed", ["fedal"], Console(file=log), address=f"127.0.0.1:{free_port()}", here=True)
+        certs(
+            NODES,
+            folder / "fed",
+            ["fedal"],
+            Console(file=log),
+            address=f"127.0.0.1:{free_port()}",
+            here=True,
+        )
     for name in NODES:
         policy = folder / "fed" / name / "node.toml"
         policy.write_text(
-            "lease = 5\n" + policy.read_text().replace("max_rounds = 1000", f"max_rounds = {max(rounds, 1000)}")
+            "lease = 5\n"
+            + policy.read_text().replace("max_rounds = 1000", f"max_rounds = {max(rounds, 1000)}")
         )
     text = (folder / "fed" / "federation.toml").read_text()
     (folder / "fed" / "federation.toml").write_text(f"wait = 600\nreconnect = 600\n{text}")
 
 
-def disturbed(folder: Path, seed: int, rounds: int, at_nodes: bool, most: int, chance: random.Random) -> Counter[str]:
+def disturbed(
+    folder: Path, seed: int, rounds: int, at_nodes: bool, most: int, chance: random.Random
+) -> Counter[str]:
     """A run, and at most so many kills; how often each kind of process was killed.
 
     Raises:
@@ -96,7 +121,11 @@ def disturbed(folder: Path, seed: int, rounds: int, at_nodes: bool, most: int, c
     engine = ["--federation", "fed/federation.toml"] if at_nodes else ["-s", "engine.workers=2"]
     command = [*words(seed, rounds, out), *engine]
     role = "coordinator" if at_nodes else "main process"
-    nodes = [Place(w := ["node", f"fed/{name}/node.toml"], w, folder / f"{name}.log") for name in NODES if at_nodes]
+    nodes = [
+        Place(w := ["node", f"fed/{name}/node.toml"], w, folder / f"{name}.log")
+        for name in NODES
+        if at_nodes
+    ]
     run = Place(command, [*command, "--resume"], folder / f"{out}.log")
     due, before = 0.0, round_of(folder / out)
     try:
@@ -121,7 +150,10 @@ def disturbed(folder: Path, seed: int, rounds: int, at_nodes: bool, most: int, c
                 kills["worker"] += 1
                 os.kill(chance.choice(workers), signal.SIGKILL)
         if run.process.returncode:
-            raise RuntimeError(f"the {role} ended with status {run.process.returncode}; see {folder / f'{out}.log'}")
+            raise RuntimeError(
+                f"the {role} ended with status {run.process.returncode}; see "
+                f"{folder / f'{out}.log'}"
+            )
     finally:
         for place in (*nodes, run):
             place.process.kill()
@@ -157,14 +189,21 @@ def main(count: int, seed: int, rounds: int) -> None:
         )
         if quiet.returncode:
             raise RuntimeError(quiet.stderr.decode())
-        kills = disturbed(folder, number, rounds, number % 2 == 0, min(MOST, count - total.total()), chance)
+        kills = disturbed(
+            folder, number, rounds, number % 2 == 0, min(MOST, count - total.total()), chance
+        )
         same = sha256(folder, f"run-{number}") == sha256(folder, alone)
         different += not same
         total += kills
-        print(f"run {number}: {dict(kills)}, {'the same bits' if same else 'OTHER BITS'}", flush=True)
+        print(
+            f"run {number}: {dict(kills)}, {'the same bits' if same else 'OTHER BITS'}", flush=True
+        )
         number += 1
     minutes = (time.monotonic() - start) / 60
-    print(f"{total.total()} kills in {number} runs, {minutes:.1f} minutes: {dict(total)}; {different} with other bits")
+    print(
+        f"{total.total()} kills in {number} runs, {minutes:.1f} minutes: {dict(total)}; "
+        f"{different} with other bits"
+    )
     print(folder)
     if different:
         sys.exit(1)

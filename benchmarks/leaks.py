@@ -1,8 +1,8 @@
 """What the messages of every method tell: `python -m benchmarks.leaks [ROUNDS] [SEED] [METHODS…]`.
 
-It prints the table of docs/leaks.md. Ten clients share scikit-learn's digits, with class shares from a Dirichlet
-distribution (α = 0.5); vertical methods have three parties besides the active one. Each method runs with its
-recommended settings, an MLP and few rounds.
+It prints the table of docs/leaks.md. Ten clients share scikit-learn's digits, with class shares
+from a Dirichlet distribution (α = 0.5); vertical methods have three parties besides the active one.
+Each method runs with its recommended settings, an MLP and few rounds.
 """
 
 import sys
@@ -29,7 +29,12 @@ ATTACKS = ("labels", "class shares", "membership", "reconstruction", "row labels
 def run_of(name: str, rounds: int, seed: int) -> Any:
     """The config of a method's run."""
     method = registry()[name]
-    values: dict[str, Any] = {"method": name, "rounds": rounds, "seed": seed, "evaluate": {"points": 1, "leaks": True}}
+    values: dict[str, Any] = {
+        "method": name,
+        "rounds": rounds,
+        "seed": seed,
+        "evaluate": {"points": 1, "leaks": True},
+    }
     if method.setting == "vertical":
         return check({"run": {**values, "data": {"name": "digits"}}}).run
     values |= {"data": HORIZONTAL, "models": {"pool": ["mlp"], "norm": "none"}}
@@ -61,7 +66,10 @@ def main(rounds: int, seed: int, *names: str) -> None:
             one = MeasuredLeak(**found)
             rows.setdefault(one.message, {})[one.attack] = shown(one)
         for message, cells in rows.items() or [("–", {})]:
-            print(f"| `{name}` | {message} | {' | '.join(cells.get(a, '–') for a in ATTACKS)} |", flush=True)
+            print(
+                f"| `{name}` | {message} | {' | '.join(cells.get(a, '–') for a in ATTACKS)} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

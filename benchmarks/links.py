@@ -1,10 +1,10 @@
 """One coordinator with many nodes and runs: `python -m benchmarks.links [NODES RUNS ROUNDS BYTES]`.
 
-The coordinator is this process; all nodes are stubs in another one, each with a certificate and a connection of its
-own, that echo their bytes. The nodes are dealt to the runs, each of which has its own address, and rounds in which it
-asks all of its nodes at once. Of all calls: how many failed, their time, and the coordinator's CPU; how often a node
-counted as absent, which none ever was; and the coordinator's memory after a fifth and half of the rounds, and at the
-end.
+The coordinator is this process; all nodes are stubs in another one, each with a certificate and a
+connection of its own, that echo their bytes. The nodes are dealt to the runs, each of which has its
+own address, and rounds in which it asks all of its nodes at once. Of all calls: how many failed,
+their time, and the coordinator's CPU; how often a node counted as absent, which none ever was; and
+the coordinator's memory after a fifth and half of the rounds, and at the end.
 """
 
 import asyncio
@@ -27,7 +27,12 @@ from fedloom.remote.loop import run
 from fedloom.remote.node.process import CoordinatorLink
 from fedloom.remote.rpc_errors import CallRefused
 
-LINES = ((100, 1, 3, 100_000), (300, 1, 3, 100_000), (1_000, 1, 3, 100_000), (1_000, 100, 10, 10_000))
+LINES = (
+    (100, 1, 3, 100_000),
+    (300, 1, 3, 100_000),
+    (1_000, 1, 3, 100_000),
+    (1_000, 100, 10, 10_000),
+)
 """Nodes, runs, rounds, and bytes of a message each way."""
 
 
@@ -103,7 +108,9 @@ async def measure(folder: Path, count: int, runs: int, rounds: int, size: int) -
     every = [connection for hub in hubs for connection in hub]
     words = [str(folder), *map(str, (first, count, runs))]
     start = time.monotonic()
-    with subprocess.Popen([sys.executable, "-m", "benchmarks.links", "nodes", *words], stdin=subprocess.PIPE) as others:
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.links", "nodes", *words], stdin=subprocess.PIPE
+    ) as others:
         up = await asyncio.gather(*(connection.wait(600) for connection in every))
         connected = time.monotonic() - start
         assert all(up), f"{sum(up)} of {count} nodes connected"
@@ -113,11 +120,15 @@ async def measure(folder: Path, count: int, runs: int, rounds: int, size: int) -
         await asyncio.sleep(10)  # longer than the silence after which a node counts as absent
         cuts, total = statistics.quantiles(took, n=100), len(took) + failed
         cells = [
-            *(f"{n:,}" for n in (count, runs, rounds, size)), f"{connected:.1f}", f"{failed} of {total:,}",
-            f"{len(absent)}", f"{wall:.1f}", f"{cuts[49]:.2f}, {cuts[98]:.2f}, {max(took):.2f}",
+            *(f"{n:,}" for n in (count, runs, rounds, size)),
+            f"{connected:.1f}",
+            f"{failed} of {total:,}",
+            f"{len(absent)}",
+            f"{wall:.1f}",
+            f"{cuts[49]:.2f}, {cuts[98]:.2f}, {max(took):.2f}",
             f"{1000 * cpu / total:.1f}",
             ", ".join(f"{size / 1e6:.0f}" for size in (*memory.values(), resident("VmRSS"))),
-        ]  # fmt: skip
+        ]
         print("|", " | ".join(cells), "|", flush=True)
         assert others.stdin is not None
         others.stdin.close()

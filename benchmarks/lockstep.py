@@ -1,7 +1,9 @@
-"""Many seeds of one FedAvg run in lock-step, against one after the other: CPU milliseconds of a round of one run.
+"""Many seeds of one FedAvg run in lock-step, against one after the other: CPU milliseconds of a
+round of one run.
 
-Networks are MLPs with a hidden layer of 64, on 8x8, 16x16 and 28x28 inputs. The three engines take turns, so that a
-busy machine disturbs all alike; medians are printed, and the median ratio of the loop's seconds to lock-step's.
+Networks are MLPs with a hidden layer of 64, on 8x8, 16x16 and 28x28 inputs. The three engines take
+turns, so that a busy machine disturbs all alike; medians are printed, and the median ratio of the
+loop's seconds to lock-step's.
 """
 
 import statistics
@@ -47,7 +49,10 @@ def main(pairs: int) -> None:
     torch.set_num_threads(1)
     for shape, clients in CASES:
         make = partial(Job, architecture="mlp", clients=clients, shape=shape, device="cpu")
-        jobs = {name: make(engine) for name, engine in (("local", LocalEngine), ("batched", BatchedEngine))}
+        jobs = {
+            name: make(engine)
+            for name, engine in (("local", LocalEngine), ("batched", BatchedEngine))
+        }
         for job in jobs.values():
             job.round()
         for seeds in SEEDS:
@@ -57,10 +62,13 @@ def main(pairs: int) -> None:
                     found[name].append(alone(job))
                 found["lock-step"].append(together(seeds, make) / seeds)
             ms = {name: 1e3 * statistics.median(values) for name, values in found.items()}
-            ratios = statistics.median(a / b for a, b in zip(found["local"], found["lock-step"], strict=True))
+            ratios = statistics.median(
+                a / b for a, b in zip(found["local"], found["lock-step"], strict=True)
+            )
             print(
-                f"{shape[1]}x{shape[2]} {clients:3} clients {seeds:3} seeds  local {ms['local']:6.1f}  "
-                f"batched {ms['batched']:6.1f}  lock-step {ms['lock-step']:6.1f} CPU ms/round and run  {ratios:.2f}x",
+                f"{shape[1]}x{shape[2]} {clients:3} clients {seeds:3} seeds  local "
+                f"{ms['local']:6.1f}  batched {ms['batched']:6.1f}  lock-step "
+                f"{ms['lock-step']:6.1f} CPU ms/round and run  {ratios:.2f}x",
                 flush=True,
             )
 

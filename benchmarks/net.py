@@ -1,7 +1,9 @@
-"""The wire between two processes over loopback with mutual TLS, against a bare gRPC call of the same bytes.
+"""The wire between two processes over loopback with mutual TLS, against a bare gRPC call of the
+same bytes.
 
-Wall milliseconds, the median and the best of some calls one after the other: up is a call with so many bytes and an
-empty answer, down the other way round, both an echo. A busy machine shows in the distance of the two figures.
+Wall milliseconds, the median and the best of some calls one after the other: up is a call with so
+many bytes and an empty answer, down the other way round, both an echo. A busy machine shows in the
+distance of the two figures.
 """
 
 import asyncio
@@ -87,7 +89,9 @@ async def measure(folder: Path, port: int, bare_port: int, times: int) -> None:
     link = RPCClient(ServerAddress("node", f"127.0.0.1:{port}"), credentials)
     assert await link.wait(10)
     named = ("grpc.ssl_target_name_override", "node")
-    channel = grpc.aio.secure_channel(f"127.0.0.1:{bare_port}", credentials.channel(), options=(*_LIMITS, named))
+    channel = grpc.aio.secure_channel(
+        f"127.0.0.1:{bare_port}", credentials.channel(), options=(*_LIMITS, named)
+    )
     bare = channel.unary_unary(_BARE)
     print(f"{'ms':8}{'to':6}{'fedloom':>10}{'best':>9}{'bare gRPC':>11}{'best':>9}")
     for name, size in SIZES.items():
@@ -113,7 +117,9 @@ def main(times: int) -> None:
             (folder / f"{name}.key").touch(mode=0o600)
             (folder / f"{name}.key").write_bytes(key)
         command = [sys.executable, "-m", "benchmarks.net", "serve", home]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as server:
             assert server.stdout is not None
             ports = [int(port) for port in server.stdout.readline().split()]
             asyncio.run(measure(folder, ports[0], ports[1], times))

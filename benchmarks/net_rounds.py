@@ -1,11 +1,13 @@
-"""What a round costs more over the net than in one process: `python -m benchmarks.net_rounds [METHOD] [ROUNDS]`.
+"""What a round costs more over the net than in one process: `python -m benchmarks.net_rounds
+[METHOD] [ROUNDS]`.
 
-Three nodes in processes of their own on this machine, with certificates; the coordinator is this process. The three
-share the machine's cores with it, so the figure is the whole work of four processes against that of one, not what
-machines of their own would show.
+Three nodes in processes of their own on this machine, with certificates; the coordinator is this
+process. The three share the machine's cores with it, so the figure is the whole work of four
+processes against that of one, not what machines of their own would show.
 
-Nodes keep their state on disk, and then in memory: the difference is what syncing files takes. The CPU milliseconds of
-an exchange are those of the threads of each process (Linux only), which a busy machine changes less than wall seconds.
+Nodes keep their state on disk, and then in memory: the difference is what syncing files takes. The
+CPU milliseconds of an exchange are those of the threads of each process (Linux only), which a busy
+machine changes less than wall seconds.
 """
 
 import os
@@ -35,12 +37,17 @@ from fedloom.remote.coordinator import at_nodes, federation_of, node_set
 NODES = ("a", "b", "c")
 
 
-RUN, LOOP, WORKER, GRPC = "the run's thread", "the asyncio loop", "other Python threads", "gRPC's threads"
+RUN = "the run's thread"
+LOOP = "the asyncio loop"
+WORKER = "other Python threads"
+GRPC = "gRPC's threads"
 MEMORY = Path("/dev/shm")
 
 
 def threads(pid: int, loop: int) -> Counter[str]:
-    """CPU milliseconds of a process so far, by what its threads do; `loop` is the thread of its asyncio loop."""
+    """CPU milliseconds of a process so far, by what its threads do; `loop` is the thread of its
+    asyncio loop.
+    """
     spent = Counter[str]()
     for task in Path(f"/proc/{pid}/task").glob("*"):
         name = (task / "comm").read_text().strip()
@@ -58,12 +65,23 @@ def looping() -> int:
 def rounds(
     engine: dict[str, Any], method: str, count: int, look: Callable[[], None] = lambda: None
 ) -> tuple[list[float], int]:
-    """Seconds of each round, and how many exchanges with parties one has. `look` is called before the first round and
-    after the last."""
-    values = {"method": method, "rounds": count, "data": {"clients": 3}, "models": {"pool": ["mlp"]}, "engine": engine}
+    """Seconds of each round, and how many exchanges with parties one has. `look` is called before
+    the first round and after the last.
+    """
+    values = {
+        "method": method,
+        "rounds": count,
+        "data": {"clients": 3},
+        "models": {"pool": ["mlp"]},
+        "engine": engine,
+    }
     run = check({"run": values}).run
     world, seconds = build(run), []
-    with at_nodes(world, node_set(federation_of(run))) if run.engine.name == "net" else start(world) as there:
+    with (
+        at_nodes(world, node_set(federation_of(run)))
+        if run.engine.name == "net"
+        else start(world) as there
+    ):
         fed = Federation(there, seed=0)
         look()
         for t in range(count):
@@ -77,8 +95,9 @@ def rounds(
 
 
 def over_the_net(method: str, count: int, at: Path) -> tuple[list[float], int, list[Counter[str]]]:
-    """As `rounds`, with nodes whose folders are in `at`, and CPU milliseconds by thread of this process and of all
-    nodes together."""
+    """As `rounds`, with nodes whose folders are in `at`, and CPU milliseconds by thread of this
+    process and of all nodes together.
+    """
     with tempfile.TemporaryDirectory(dir=at) as home:
         folder = Path(home)
         seen: list[list[Counter[str]]] = []
@@ -91,9 +110,13 @@ def over_the_net(method: str, count: int, at: Path) -> tuple[list[float], int, l
                 address=f"127.0.0.1:{free_port()}",
                 here=True,
             )
-            words = [[sys.executable, "-m", "fedloom", "node", f"fed/{name}/node.toml"] for name in NODES]
+            words = [
+                [sys.executable, "-m", "fedloom", "node", f"fed/{name}/node.toml"] for name in NODES
+            ]
             env = {**os.environ, "OMP_NUM_THREADS": "1"}
-            nodes = [subprocess.Popen(w, cwd=folder, env=env, stdout=log, stderr=log) for w in words]
+            nodes = [
+                subprocess.Popen(w, cwd=folder, env=env, stdout=log, stderr=log) for w in words
+            ]
 
             def look() -> None:
                 if Path("/proc/self/schedstat").exists():
@@ -125,7 +148,10 @@ def main(method: str = "fedal", count: int = 30) -> None:
             continue
         seconds, _, spent = over_the_net(method, count, at)
         net = statistics.median(seconds[2:]) * 1e3
-        print(f"nodes' folders in {at}: {net:.1f} ms a round, {(net - one) / exchanges:.1f} ms an exchange more")
+        print(
+            f"nodes' folders in {at}: {net:.1f} ms a round, {(net - one) / exchanges:.1f} ms an "
+            "exchange more"
+        )
         for who, parts in zip(("the coordinator", "the three nodes"), spent, strict=False):
             each = {part: ms / count / exchanges for part, ms in parts.most_common()}
             words = ", ".join(f"{part} {ms:.2f}" for part, ms in each.items())

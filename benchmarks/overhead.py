@@ -1,8 +1,9 @@
-"""What a round costs besides its steps, for federations of 10 to 10,000: `python -m benchmarks.overhead`.
+"""What a round costs besides its steps, for federations of 10 to 10,000: `python -m
+benchmarks.overhead`.
 
-Stubs have no network: they return the ten numbers that they are sent, so a call is all overhead (faults, checks,
-templates, the ledger). Clients of the FedAvg example take one step of softmax regression on 8 rows; their overhead is
-the CPU time of a round less that of the same steps alone.
+Stubs have no network: they return the ten numbers that they are sent, so a call is all overhead
+(faults, checks, templates, the ledger). Clients of the FedAvg example take one step of softmax
+regression on 8 rows; their overhead is the CPU time of a round less that of the same steps alone.
 """
 
 import statistics
@@ -52,7 +53,9 @@ def stubs(count: int, repeats: int) -> tuple[float, float, float]:
 
     def round() -> None:
         fed.round += 1
-        assert len(fed.call(range(count), "echo", shared=message, expect={"x": floats(10)})) == count
+        assert (
+            len(fed.call(range(count), "echo", shared=message, expect={"x": floats(10)})) == count
+        )
 
     spent = cpu(round, repeats) / count
     last = [entry for entry in fed.ledger if entry.round == fed.round]
@@ -70,7 +73,11 @@ def clients(count: int, repeats: int) -> tuple[float, float]:
     network = partial(models.build, "linear", (FEATURES,), CLASSES, seed=0)
     places = [
         ClientContext(
-            id=i, parties=count, classes=CLASSES, network=network, data=rows(torch.arange(i % 900, i % 900 + 8))
+            id=i,
+            parties=count,
+            classes=CLASSES,
+            network=network,
+            data=rows(torch.arange(i % 900, i % 900 + 8)),
         )
         for i in range(count)
     ]
@@ -95,14 +102,18 @@ def clients(count: int, repeats: int) -> tuple[float, float]:
 def main(numbers: Sequence[int] = NUMBERS) -> None:
     """Print the table, in CPU microseconds and bytes per party."""
     torch.set_num_threads(1)
-    print("| parties | a stub's call | bytes | on the wire | a client's round | its step alone | overhead |")
+    print(
+        "| parties | a stub's call | bytes | on the wire | a client's round | its step alone | "
+        "overhead |"
+    )
     print("|---|---|---|---|---|---|---|")
     for count in numbers:
         repeats = max(1, min(9, 3_000 // count))
         call, data, wire = stubs(count, repeats)
         whole, step = clients(count, repeats)
         print(
-            f"| {count:,} | {call:.0f} | {data:.0f} | {wire:.0f} | {whole:.0f} | {step:.0f} | {whole - step:.0f} |",
+            f"| {count:,} | {call:.0f} | {data:.0f} | {wire:.0f} | {whole:.0f} | {step:.0f} | "
+            f"{whole - step:.0f} |",
             flush=True,
         )
 

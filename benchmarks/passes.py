@@ -1,7 +1,9 @@
-"""What is counted in a small run of every method, over what `fedloom.experiment.estimate.cost` says before.
+"""What is counted in a small run of every method, over what `fedloom.experiment.estimate.cost` says
+before.
 
-Operations of matrix products and convolutions, counted by torch as they are done, with the evaluations; and, with
-`--seconds`, CPU seconds of somewhat longer runs. A ratio above 1 means more was done than said.
+Operations of matrix products and convolutions, counted by torch as they are done, with the
+evaluations; and, with `--seconds`, CPU seconds of somewhat longer runs. A ratio above 1 means more
+was done than said.
 """
 
 import argparse
@@ -20,7 +22,13 @@ from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.execute import execute
 from fedloom.methods import registry
 
-SMALL: dict[str, Any] = {"clients": 6, "public_rows": 100, "test_fraction": 0.5, "test_rows": 60, "own_test_rows": 20}
+SMALL: dict[str, Any] = {
+    "clients": 6,
+    "public_rows": 100,
+    "test_fraction": 0.5,
+    "test_rows": 60,
+    "own_test_rows": 20,
+}
 LONGER: tuple[dict[str, Any], ...] = (
     {"method": "fedal", "iterations": 60},
     {
@@ -43,7 +51,11 @@ LONGER: tuple[dict[str, Any], ...] = (
         "models": {"pool": ["cnn-small", "mlp"]},
     },
     {"method": "fedavg", "rounds": 10},
-    {"method": "gossip", "rounds": 2, "data": {"name": "mnist", "test_rows": 1000, "options": {"rows": 300}}},
+    {
+        "method": "gossip",
+        "rounds": 2,
+        "data": {"name": "mnist", "test_rows": 1000, "options": {"rows": 300}},
+    },
     {"method": "afind-plus", "rounds": 5, "data": {"options": {"rows": 50}}},
     {"method": "pens", "rounds": 3, "data": {"clients": 8}},
     {"method": "augfl", "rounds": 20, "models": {"pool": ["mlp"]}},
@@ -57,10 +69,17 @@ LONGER: tuple[dict[str, Any], ...] = (
 def small(name: str) -> RunConfig:
     """A run of a second or so."""
     method = registry()[name]
-    values: dict[str, Any] = {"method": name, "rounds": 3, "data": {**SMALL}, "models": {"pool": ["cnn-small"]}}
+    values: dict[str, Any] = {
+        "method": name,
+        "rounds": 3,
+        "data": {**SMALL},
+        "models": {"pool": ["cnn-small"]},
+    }
     values |= {
         "evaluate": {"points": 1},
-        "pretrained": {"epochs": 2} if {"pretrained server model", "pretrained encoder"} & {*method.needs} else {},
+        "pretrained": {"epochs": 2}
+        if {"pretrained server model", "pretrained encoder"} & {*method.needs}
+        else {},
     }
     if "pretrain" in method.config.model_fields:
         values["params"] = {"pretrain": 1}
@@ -83,7 +102,10 @@ def counted(run: RunConfig) -> float:
 def main(names: Sequence[str] = ()) -> None:
     """Every method, or those of the names."""
     torch.set_num_threads(1)
-    print("Operations counted over said, of small runs\n\n| method | counted, 1e6 | ratio |\n|---|---|---|")
+    print(
+        "Operations counted over said, of small runs\n\n| method | counted, 1e6 | ratio "
+        "|\n|---|---|---|"
+    )
     ratios = []
     for name in names or registry():
         run = small(name)
@@ -109,9 +131,15 @@ def seconds() -> None:
         execute(run)
         took = time.process_time() - start
         ratios.append(took / said)
-        print(f"| {run.method} | {run.data.name} | {said:.2f} | {took:.2f} | {took / said:.2f} |", flush=True)
+        print(
+            f"| {run.method} | {run.data.name} | {said:.2f} | {took:.2f} | {took / said:.2f} |",
+            flush=True,
+        )
     factors = [max(r, 1 / r) for r in ratios]
-    print(f"\noff by a factor of {statistics.geometric_mean(factors):.2f} on average, {max(factors):.2f} at worst")
+    print(
+        f"\noff by a factor of {statistics.geometric_mean(factors):.2f} on average, "
+        f"{max(factors):.2f} at worst"
+    )
 
 
 if __name__ == "__main__":

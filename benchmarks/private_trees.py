@@ -1,7 +1,8 @@
 """AUC of private trees against ε on Adult: `python -m benchmarks.private_trees`.
 
-A quarter of the rows is held out; seeds 0 to 2. Ranges of columns are declared from what is known of them; `fnlwgt` and
-`education`, which says what `education.num` says, are left out. With ε = inf the noise is nearly none.
+A quarter of the rows is held out; seeds 0 to 2. Ranges of columns are declared from what is known
+of them; `fnlwgt` and `education`, which says what `education.num` says, are left out. With ε = inf
+the noise is nearly none.
 """
 
 from __future__ import annotations
@@ -31,15 +32,28 @@ SETTINGS: dict[str, tuple[int, int, bool, dict[str, Any]]] = {
     "100 trees of depth 6, one owner": (100, 1, False, {}),
     "the same, four owners in secure sums": (100, 4, True, {}),
     "the same, four owners, plain sums": (100, 4, False, {}),
-    "30 trees of depth 5, rate 0.5, four owners in secure sums": (30, 4, True, {"depth": 5, "rate": 0.5}),
+    "30 trees of depth 5, rate 0.5, four owners in secure sums": (
+        30,
+        4,
+        True,
+        {"depth": 5, "rate": 0.5},
+    ),
 }
 """Rounds, owners, secure sums, and settings."""
 
 
-def area(seed: int, epsilon: float, rounds: int, owners: int, secure: bool, params: dict[str, Any]) -> float:
+def area(
+    seed: int, epsilon: float, rounds: int, owners: int, secure: bool, params: dict[str, Any]
+) -> float:
     """The AUC in percent of a run on the test rows."""
     dp = {"sigma": noise_for(epsilon, DELTA, count=rounds) or 1e-9, "grid": GRID, "delta": DELTA}
-    data = {"name": "adult", "clients": owners, "partition": "iid", "public_rows": 0, "test_fraction": 0.25}
+    data = {
+        "name": "adult",
+        "clients": owners,
+        "partition": "iid",
+        "public_rows": 0,
+        "test_fraction": 0.25,
+    }
     values = {"method": "fedextra", "seed": seed, "data": data, "params": {**params, "dp": dp}}
     plan = build(check({"run": {**values, "aggregate": {"secure": secure}}}).run)
     with start(plan) as engine:
@@ -57,7 +71,9 @@ def area(seed: int, epsilon: float, rounds: int, owners: int, secure: bool, para
 def main() -> None:
     """Print the table."""
     heads = ["no noise" if math.isinf(epsilon) else f"ε = {epsilon:g}" for epsilon in EPSILONS]
-    print("\n".join([f"| AUC | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]), flush=True)
+    print(
+        "\n".join([f"| AUC | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]), flush=True
+    )
     for name, setting in SETTINGS.items():
         cells = []
         for epsilon in EPSILONS:

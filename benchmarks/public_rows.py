@@ -1,13 +1,15 @@
-"""Trust-weighted answers with public rows of other sizes and kinds, each method at the better of its rates.
+"""Trust-weighted answers with public rows of other sizes and kinds, each method at the better of
+its rates.
 
     python -m benchmarks.public_rows        # some minutes on one core
     python -m benchmarks.public_rows table
 
-The bed is smaller than that of `fedloom run trust-digits`: eight clients with one kind of network, α = 0.1, 120
-iterations. Public rows are other digits like the clients'
-(360 or 36 of them), or pictures of another kind: the same digits with their 64 pixels in one other order (360). The
-rate of each method is the best of three on validation rows, with a seed that the report lacks; FedDF's is that of its
-server, the better of two. Each run is a line of benchmarks/archive/public_rows.jsonl.
+The bed is smaller than that of `fedloom run trust-digits`: eight clients with one kind of network,
+α = 0.1, 120 iterations. Public rows are other digits like the clients'
+(360 or 36 of them), or pictures of another kind: the same digits with their 64 pixels in one other
+order (360). The rate of each method is the best of three on validation rows, with a seed that the
+report lacks; FedDF's is that of its server, the better of two. Each run is a line of
+benchmarks/archive/public_rows.jsonl.
 """
 
 import sys
@@ -85,13 +87,23 @@ def public(kind: str) -> Iterator[None]:
         yield
 
 
-def values(method: str, weights: str, kind: str, rate: float, seeds: Any, *, validation: bool) -> dict[int, float]:
+def values(
+    method: str, weights: str, kind: str, rate: float, seeds: Any, *, validation: bool
+) -> dict[int, float]:
     """Seed -> accuracy in per cent."""
     setting, _ = RATES[method]
     params = {} if method == "feddf" else {"tau": 5}
-    run = merged(BED, KINDS[kind], {"method": method, "params": {**params, setting: rate}}, WEIGHTS[weights])
+    run = merged(
+        BED, KINDS[kind], {"method": method, "params": {**params, setting: rate}}, WEIGHTS[weights]
+    )
     run = merged(run, {"data": {"validation": 0.25}} if validation else {})
-    about = {"method": method, "weights": weights, "public": kind, "rate": rate, "validation": validation}
+    about = {
+        "method": method,
+        "weights": weights,
+        "public": kind,
+        "rate": rate,
+        "validation": validation,
+    }
     with public(kind):
         return archived.measured("public_rows", about, run, seeds)
 
@@ -109,25 +121,35 @@ def best_rate(method: str, weights: str) -> float:
 def table() -> str:
     """The archived runs, in Markdown."""
     lines = [
-        "| method | weights | public rows | rate | accuracy | minus equal weights | minus the control |",
+        "| method | weights | public rows | rate | accuracy | minus equal weights | minus the "
+        "control |",
         "|---|---|---|---|---|---|---|",
     ]
     for method in RATES:
         for kind in KINDS:
             about = {"method": method, "public": kind, "validation": False}
-            known = {weights: archived.found("public_rows", {**about, "weights": weights}) for weights in WEIGHTS}
+            known = {
+                weights: archived.found("public_rows", {**about, "weights": weights})
+                for weights in WEIGHTS
+            }
             for weights, values in known.items():
                 if len(values) == len(SEEDS):
                     wanted = {**about, "weights": weights}
-                    line = next(line for line in archived.read("public_rows") if wanted.items() <= line.items())
+                    line = next(
+                        line
+                        for line in archived.read("public_rows")
+                        if wanted.items() <= line.items()
+                    )
                     rivals = ("equal", "control")
                     minus = [
                         archived.difference(values, known[rival])
-                        if len(known[rival]) == len(SEEDS) and weights not in rivals[: 1 + rivals.index(rival)]
+                        if len(known[rival]) == len(SEEDS)
+                        and weights not in rivals[: 1 + rivals.index(rival)]
                         else "–"
                         for rival in rivals
                     ]
-                    text, shown = " | ".join([archived.mean(values), *minus]), "–" if method == "local" else weights
+                    text = " | ".join([archived.mean(values), *minus])
+                    shown = "–" if method == "local" else weights
                     lines.append(f"| {method} | {shown} | {kind} | {line['rate']:g} | {text} |")
     return "\n".join(lines) + "\n"
 
@@ -142,7 +164,11 @@ def main() -> None:
             rate = best_rate(method, weights)
             for kind in kinds:
                 found = values(method, weights, kind, rate, SEEDS, validation=False)
-                print(f"{method} {weights}, rate {rate:g}, {kind}: {sum(found.values()) / len(found):.1f}", flush=True)
+                print(
+                    f"{method} {weights}, rate {rate:g}, {kind}: "
+                    f"{sum(found.values()) / len(found):.1f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Whether two versions of fedloom give the same bits: `python -m benchmarks.same_bits COMMIT`.
 
-Runs every registered method on several engines from two checkouts on one machine: COMMIT in a temporary worktree, and
-the present working tree. It compares `state_sha256`, the measured numbers, the keys of `result.json`, and the `--help`
-of each command. No hash is committed, because hashes differ between makes of processors.
+Runs every registered method on several engines from two checkouts on one machine: COMMIT in a
+temporary worktree, and the present working tree. It compares `state_sha256`, the measured numbers,
+the keys of `result.json`, and the `--help` of each command. No hash is committed, because hashes
+differ between makes of processors.
 
     python -m benchmarks.same_bits HEAD~1                   # local, workers, isolated
     python -m benchmarks.same_bits HEAD --engines all       # also batched, memory and ray
@@ -55,28 +56,55 @@ RUN: dict[str, Any] = {
 }
 BY_FAMILY: dict[str, dict[str, Any]] = {
     "distillation": {"models": {"pool": ["mlp", "linear", "cnn-small"], "norm": "batch"}},
-    "meta": {"data": {**RUN["data"], "server_rows": 200}, "pretrained": {"model": "mlp", "epochs": 2, "norm": "batch"}},
+    "meta": {
+        "data": {**RUN["data"], "server_rows": 200},
+        "pretrained": {"model": "mlp", "epochs": 2, "norm": "batch"},
+    },
     "vertical": {"columns": {"aligned": 24, "unaligned": 20}},
     "tables": {"faults": {"dropout": 0.01}},  # a round is many calls, all of which must succeed
 }
 BY_METHOD = {"fedlp": BY_FAMILY["meta"]}
 SMALL = {
-    "tau": 2, "batch_size": 8, "epochs": 1, "neighbours": 2, "stage1_rounds": 1, "steps": 2, "embedding_dim": 40,
-    "projection_dim": 40, "pretrain_rounds": 1, "pretrain_steps": 1, "server_steps": 5, "centered": True,
-    "lot": 4, "depth": 3,
-    "first_rounds": 1, "width": 40, "projection": 40, "pretrain": 1, "centred": True,  # names until November 2026
-}  # fmt: skip
+    "tau": 2,
+    "batch_size": 8,
+    "epochs": 1,
+    "neighbours": 2,
+    "stage1_rounds": 1,
+    "steps": 2,
+    "embedding_dim": 40,
+    "projection_dim": 40,
+    "pretrain_rounds": 1,
+    "pretrain_steps": 1,
+    "server_steps": 5,
+    "centered": True,
+    "lot": 4,
+    "depth": 3,
+    # names until November 2026
+    "first_rounds": 1,
+    "width": 40,
+    "projection": 40,
+    "pretrain": 1,
+    "centred": True,
+}
 """Settings by name, for the methods that have them."""
 
 
 def main() -> int:
     """Compare; the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("commit", help="the version to compare the working tree with")
     parser.add_argument("--engines", nargs="+", choices=[*ENGINES, "all"], default=list(USUAL))
-    parser.add_argument("--methods", nargs="+", metavar="NAME", help="default: all that are registered")
     parser.add_argument(
-        "--renamed", nargs="+", default=[], metavar="OLD=NEW", help="keys of result.json that have another name now"
+        "--methods", nargs="+", metavar="NAME", help="default: all that are registered"
+    )
+    parser.add_argument(
+        "--renamed",
+        nargs="+",
+        default=[],
+        metavar="OLD=NEW",
+        help="keys of result.json that have another name now",
     )
     parser.add_argument("--no-help", action="store_true", help="do not compare the help texts")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -95,7 +123,9 @@ def main() -> int:
     ).stdout.strip()
     with tempfile.TemporaryDirectory() as temporary:
         other = Path(temporary) / "checkout"
-        subprocess.run(["git", "worktree", "add", "--detach", "--quiet", other, commit], cwd=ROOT, check=True)
+        subprocess.run(
+            ["git", "worktree", "add", "--detach", "--quiet", other, commit], cwd=ROOT, check=True
+        )
         try:
             trees = {"before": other, "now": ROOT}
             children = {name: child(tree, sys.argv[1:]) for name, tree in trees.items()}
@@ -114,19 +144,29 @@ def main() -> int:
     for entry in found["before"].values():
         if "keys" in entry:
             paths = (key.split(".") for key in entry["keys"])
-            entry["keys"] = sorted(".".join(renamed.get(part, part) for part in path) for path in paths)
+            entry["keys"] = sorted(
+                ".".join(renamed.get(part, part) for part in path) for path in paths
+            )
     return report(found, "runs") + report(texts, "help texts") > 0
 
 
 def child(tree: Path, arguments: list[str]) -> subprocess.Popen[str]:
     """This script in a process that imports the fedloom of `tree`."""
     command = [sys.executable, __file__, *arguments, "--child"]
-    return subprocess.Popen(command, env=environment(tree), cwd=tree, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment(tree), cwd=tree, stdout=subprocess.PIPE, text=True
+    )
 
 
 def environment(tree: Path) -> dict[str, str]:
     """What a process needs to import the fedloom of `tree`."""
-    return {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": str(tree / "src"),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "100",
+        "NO_COLOR": "1",
+    }
 
 
 def cases(engines: list[str], chosen: list[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -142,13 +182,18 @@ def cases(engines: list[str], chosen: list[str] | None) -> Iterator[tuple[str, d
         params: dict[str, Any] = {k: v for k, v in SMALL.items() if k in fields}
         for engine in engines:
             try:
-                result = fedloom.run(name, **{**values, "params": params, "engine": ENGINES[engine]})
-            except (fedloom.FedloomError, ValueError) as error:  # the latter: a result that its schema refuses
+                result = fedloom.run(
+                    name, **{**values, "params": params, "engine": ENGINES[engine]}
+                )
+            # the latter: a result that its schema refuses
+            except (fedloom.FedloomError, ValueError) as error:
                 yield f"{name} on {engine}", {"refused": str(error)}
                 continue
             summary = result.summary
             numbers = {
-                k: v for k, v in summary.items() if k in ("accuracy", "own_accuracy", "bytes", "messages", "failures")
+                k: v
+                for k, v in summary.items()
+                if k in ("accuracy", "own_accuracy", "bytes", "messages", "failures")
             }
             metrics = sorted(
                 [*map(str, row)]
@@ -159,7 +204,9 @@ def cases(engines: list[str], chosen: list[str] | None) -> Iterator[tuple[str, d
                 f"{name} on {engine}",
                 {
                     "state_sha256": summary["state_sha256"],
-                    "numbers": hashlib.sha256(json.dumps([numbers, metrics], default=str).encode()).hexdigest(),
+                    "numbers": hashlib.sha256(
+                        json.dumps([numbers, metrics], default=str).encode()
+                    ).hexdigest(),
                     "keys": sorted(keys(summary)),
                 },
             )
@@ -172,12 +219,16 @@ def named(values: dict[str, Any]) -> dict[str, Any]:
     except ImportError:  # before any was renamed
         known = {}
     values = copy.deepcopy(values)
-    for old, new in runpy.run_path(str(ROOT / "src" / "fedloom" / "core" / "renamed.py"))["RENAMED"].items():
+    for old, new in runpy.run_path(str(ROOT / "src" / "fedloom" / "core" / "renamed.py"))[
+        "RENAMED"
+    ].items():
         *path, last = new.split(".")
         table = functools.reduce(lambda inner, part: inner.get(part, {}), path, values)
         if old not in known and last in table:
             *path, name = old.split(".")
-            functools.reduce(lambda inner, part: inner.setdefault(part, {}), path, values)[name] = table.pop(last)
+            functools.reduce(lambda inner, part: inner.setdefault(part, {}), path, values)[name] = (
+                table.pop(last)
+            )
     return values
 
 
@@ -204,7 +255,9 @@ def helps(tree: Path) -> dict[str, str]:
 def help_of(tree: Path, *command: str) -> str:
     """What `fedloom COMMAND --help` prints."""
     words = [sys.executable, "-m", "fedloom", *command, "--help"]
-    return subprocess.run(words, env=environment(tree), cwd=tree, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        words, env=environment(tree), cwd=tree, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def report(found: dict[str, dict[str, Any]], of: str) -> int:
@@ -232,10 +285,12 @@ def difference(before: Any, now: Any) -> str:
             "length",
         )
     return ", ".join(
-        f"keys {sorted(set(before['keys']) ^ set(now['keys']))}" if k == "keys" and k in before and k in now
+        f"keys {sorted(set(before['keys']) ^ set(now['keys']))}"
+        if k == "keys" and k in before and k in now
         else f"{k} {str(before.get(k))[:60]} became {str(now.get(k))[:60]}"
-        for k in {**before, **now} if before.get(k) != now.get(k)
-    )  # fmt: skip
+        for k in {**before, **now}
+        if before.get(k) != now.get(k)
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Accuracy against ε of noise in the sum, and its cost: `python -m benchmarks.shares [SEEDS]`.
 
-Five clients with rows of scikit-learn's breast cancer data or digits (`iid`), a linear model, one step of gradient
-descent a round over all rows. No rate and no clipping norm was searched. Beside it the same training without clipping
-and noise, and DP-SGD with each client's own noise, at the same ε of each row.
+Five clients with rows of scikit-learn's breast cancer data or digits (`iid`), a linear model, one
+step of gradient descent a round over all rows. No rate and no clipping norm was searched. Beside it
+the same training without clipping and noise, and DP-SGD with each client's own noise, at the same ε
+of each row.
 """
 
 import sys
@@ -34,8 +35,17 @@ def sigma_of(eps: float, d: int) -> float:
 
 def accuracy(data: str, seed: int, sigma: float | None, who: str) -> float:
     """Of the global test rows, in per cent."""
-    dp = {} if sigma is None else {"dp": {"unit": "rows", "sigma": sigma, "noise": who, "clip": 1.0}}
-    params: dict[str, Any] = {"epochs": 1, "batch_size": 2000, "momentum": 0, "lr": 1.0, "personal_head": False, **dp}
+    dp = (
+        {} if sigma is None else {"dp": {"unit": "rows", "sigma": sigma, "noise": who, "clip": 1.0}}
+    )
+    params: dict[str, Any] = {
+        "epochs": 1,
+        "batch_size": 2000,
+        "momentum": 0,
+        "lr": 1.0,
+        "personal_head": False,
+        **dp,
+    }
     run = {
         "method": "fedavg",
         "rounds": ROUNDS,
@@ -44,24 +54,38 @@ def accuracy(data: str, seed: int, sigma: float | None, who: str) -> float:
         "evaluate": {"points": 1},
     }
     rows = {"name": data, "clients": CLIENTS, "partition": "iid", "public_rows": 0}
-    run |= {"params": {**params, "clients_per_round": None}, "data": rows, "aggregate": {"secure": True}}
+    run |= {
+        "params": {**params, "clients_per_round": None},
+        "data": rows,
+        "aggregate": {"secure": True},
+    }
     return 100 * float(execute(check({"run": run}).run).summary["accuracy"]["mean"])
 
 
 def main(seeds: int = 3) -> None:
     """Print a row for each data set and ε."""
-    print("| data | ε | σ | noise in the sum | each client's own noise | CPU s a run |\n|---|---|---|---|---|---|")
+    print(
+        "| data | ε | σ | noise in the sum | each client's own noise | CPU s a run "
+        "|\n|---|---|---|---|---|---|"
+    )
     for data, d in DATA.items():
         for eps in (None, 8.0, 4.0, 2.0, 1.0):
             sigma = None if eps is None else sigma_of(eps, d)
             own = None if eps is None else noise_for(eps, DELTA, ROUNDS)
             begun = process_time()
-            shared = [accuracy(data, seed, sigma, "own" if sigma is None else "shares") for seed in range(seeds)]
+            shared = [
+                accuracy(data, seed, sigma, "own" if sigma is None else "shares")
+                for seed in range(seeds)
+            ]
             seconds = (process_time() - begun) / seeds
             alone = [accuracy(data, seed, own, "own") for seed in range(seeds)] if eps else []
             cells = [f"{np.mean(x):.1f} ± {np.std(x):.1f}" if x else "–" for x in (shared, alone)]
             shown = "none" if eps is None else f"{eps:g}"
-            print(f"| {data} | {shown} | {sigma or 0:.2f} | {cells[0]} | {cells[1]} | {seconds:.1f} |", flush=True)
+            print(
+                f"| {data} | {shown} | {sigma or 0:.2f} | {cells[0]} | {cells[1]} | "
+                f"{seconds:.1f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Whether the size of a message tells of rows: `python -m benchmarks.sizes [METHODS…]`.
 
-Two runs of each method whose clients have other rows, equally many. It prints each kind of message that a client sends
-and whose bytes differ.
+Two runs of each method whose clients have other rows, equally many. It prints each kind of message
+that a client sends and whose bytes differ.
 """
 
 import csv
@@ -23,7 +23,12 @@ def sizes(name: str, seed: int) -> dict[tuple[str, str], set[float]]:
     """The bytes on the wire of a client's messages, by kind and receiver."""
     method, found = registry()[name], defaultdict[tuple[str, str], set[float]](set)
     least = method.configure().min_rounds
-    run: dict[str, Any] = {"method": name, "rounds": max(3, least), "seed": seed, "evaluate": {"points": 1}}
+    run: dict[str, Any] = {
+        "method": name,
+        "rounds": max(3, least),
+        "seed": seed,
+        "evaluate": {"points": 1},
+    }
     if method.setting == "vertical" or method.family == "tables":
         run["data"] = {"name": "breast_cancer", "clients": 3}
     else:
@@ -37,12 +42,16 @@ def sizes(name: str, seed: int) -> dict[tuple[str, str], set[float]]:
         with (Path(folder) / "run" / "ledger.csv").open() as file:
             for row in csv.DictReader(file):
                 if row["sender"] != "server":
-                    found[row["kind"], row["receiver"]].add(int(row["wire_bytes"]) / int(row["count"]))
+                    found[row["kind"], row["receiver"]].add(
+                        int(row["wire_bytes"]) / int(row["count"])
+                    )
     return found
 
 
 def main(*names: str) -> None:
-    """Print a line for each kind of message whose size differs, or for a method that did not run."""
+    """Print a line for each kind of message whose size differs, or for a method that
+    did not run.
+    """
     torch.set_num_threads(1)
     for name in names or registry():
         try:

@@ -1,8 +1,10 @@
-"""`fedloom stats` over many nodes, a process each: `python -m benchmarks.stats_nodes [NODES]`, 50 by default.
+"""`fedloom stats` over many nodes, a process each: `python -m benchmarks.stats_nodes [NODES]`, 50
+by default.
 
-Each node has 200 rows of ten numbers and a label of two classes, certificates, and a connection to the coordinator, a
-process too. All run on this machine; nodes are forked from one process after its imports, whose memory they share.
-It prints the seconds of the command, the bytes of all replies, and whether the means are those of all rows.
+Each node has 200 rows of ten numbers and a label of two classes, certificates, and a connection to
+the coordinator, a process too. All run on this machine; nodes are forked from one process after its
+imports, whose memory they share. It prints the seconds of the command, the bytes of all replies,
+and whether the means are those of all rows.
 """
 
 import json
@@ -29,16 +31,28 @@ def write(folder: Path, names: list[str]) -> np.ndarray:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(len(names), ROWS, 10)).round(4)
     with (folder / "log").open("w") as log:
-        certs(names, folder / "fed", ["stats"], Console(file=log), address=f"127.0.0.1:{free_port()}", here=True)
+        certs(
+            names,
+            folder / "fed",
+            ["stats"],
+            Console(file=log),
+            address=f"127.0.0.1:{free_port()}",
+            here=True,
+        )
     for name, rows in zip(names, x, strict=True):
         lines = [",".join(map(str, [*row, "no" if row[0] < 0 else "yes"])) for row in rows]
         own = folder / "fed" / name
         (own / "rows.csv").write_text("\n".join([",".join([*COLUMNS, "ill"]), *lines, ""]))
         allowed = (own / "node.toml").read_text().replace('approve = "ask"', 'approve = "off"')
-        data = f'[data.stays]\nrows = "rows.csv"\nlabel = "ill"\nclasses = ["no", "yes"]\nkeep = {COLUMNS}\n'
+        data = (
+            '[data.stays]\nrows = "rows.csv"\nlabel = "ill"\nclasses = ["no", "yes"]\nkeep = '
+            f"{COLUMNS}\n"
+        )
         (own / "node.toml").write_text(f"{allowed}\n{data}")
     schema = f'columns = {COLUMNS}\nlabel = "ill"\nclasses = ["no", "yes"]\n'
-    (folder / "run.toml").write_text(f'[data]\nname = "stays"\ntest_fraction = 0.2\n[data.row_schema]\n{schema}')
+    (folder / "run.toml").write_text(
+        f'[data]\nname = "stays"\ntest_fraction = 0.2\n[data.row_schema]\n{schema}'
+    )
     return x.reshape(-1, 10)
 
 
@@ -75,7 +89,11 @@ def main(count: int = 50) -> None:
             ]
             begun = time.perf_counter()
             done = subprocess.run(
-                call, cwd=folder, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+                call,
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
             seconds = time.perf_counter() - begun
             if done.returncode:
@@ -85,14 +103,24 @@ def main(count: int = 50) -> None:
                 os.kill(process, signal.SIGTERM)
             for process in processes:
                 os.waitpid(process, 0)
-        logs = [(folder / "fed" / name / "state" / "audit.jsonl").read_text().splitlines() for name in names]
+        logs = [
+            (folder / "fed" / name / "state" / "audit.jsonl").read_text().splitlines()
+            for name in names
+        ]
     sent = [sum(json.loads(line).get("bytes_out", 0) for line in log) for log in logs]
     table = json.loads(done.stdout)["tables"][0]
-    rows, means = (np.array([row[table["columns"].index(name)] for row in table["rows"]]) for name in ("Rows", "Mean"))
+    rows, means = (
+        np.array([row[table["columns"].index(name)] for row in table["rows"]])
+        for name in ("Rows", "Mean")
+    )
     near = np.abs(means - x.mean(0)).max() < 4 / np.sqrt(rows.min())
-    print(f"{count} nodes, {int(rows[0]):,} rows to train on, means {'as' if near else 'NOT as'} those of all rows")
     print(
-        f"{sum(sent) / 1000:.1f} kB of replies from all; {seconds:.0f} s with the start, load {os.getloadavg()[0]:.0f}"
+        f"{count} nodes, {int(rows[0]):,} rows to train on, means {'as' if near else 'NOT as'} "
+        "those of all rows"
+    )
+    print(
+        f"{sum(sent) / 1000:.1f} kB of replies from all; {seconds:.0f} s with the start, load "
+        f"{os.getloadavg()[0]:.0f}"
     )
 
 

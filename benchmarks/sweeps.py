@@ -1,8 +1,10 @@
-"""A sweep that is killed and repeated: `python -m benchmarks.sweeps`. Arguments: settings a side (7), kills (3).
+"""A sweep that is killed and repeated: `python -m benchmarks.sweeps`. Arguments: settings a side
+(7), kills (3).
 
-FedAvg on digits, with a grid of learning rates and batch sizes and four seeds: 200 runs with a side of 7. The sweep
-runs once to its end, and once more while its processes are killed again and again (SIGKILL), and the command is
-repeated. Every run of the second must end with the bits of the first, and no finished run may be repeated.
+FedAvg on digits, with a grid of learning rates and batch sizes and four seeds: 200 runs with a side
+of 7. The sweep runs once to its end, and once more while its processes are killed again and again
+(SIGKILL), and the command is repeated. Every run of the second must end with the bits of the first,
+and no finished run may be repeated.
 """
 
 import json
@@ -36,7 +38,17 @@ seeds = {seeds}
 
 def start(folder: Path, out: str) -> subprocess.Popen[bytes]:
     """The command, with its output in a log."""
-    command = [sys.executable, "-m", "fedloom", "sweep", "sweep.toml", "--out", out, "--workers", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedloom",
+        "sweep",
+        "sweep.toml",
+        "--out",
+        out,
+        "--workers",
+        "1",
+    ]
     print("$", "fedloom", *command[3:], flush=True)
     with (folder / f"{out}.log").open("a") as log:
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -46,7 +58,10 @@ def start(folder: Path, out: str) -> subprocess.Popen[bytes]:
 def finished(folder: Path) -> dict[str, tuple[str, int]]:
     """The bits of each finished run by its name, and when its result was written."""
     files = folder.glob("runs/*/result.json")
-    return {f.parent.name: (json.loads(f.read_text())["state_sha256"], f.stat().st_mtime_ns) for f in files}
+    return {
+        f.parent.name: (json.loads(f.read_text())["state_sha256"], f.stat().st_mtime_ns)
+        for f in files
+    }
 
 
 def killed(process: subprocess.Popen[bytes]) -> int:
@@ -66,7 +81,9 @@ def main(side: int = 7, kills: int = 3) -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
         folder = Path(home)
         rates, sizes = [0.01 * 1.3**i for i in range(side)], [8 + 4 * i for i in range(side)]
-        (folder / "sweep.toml").write_text(RUN.format(seeds=list(range(SEEDS)), rates=rates, sizes=sizes))
+        (folder / "sweep.toml").write_text(
+            RUN.format(seeds=list(range(SEEDS)), rates=rates, sizes=sizes)
+        )
         begun = time.monotonic()
         if start(folder, "whole").wait():
             raise SystemExit((folder / "whole.log").read_text())
@@ -86,9 +103,12 @@ def main(side: int = 7, kills: int = 3) -> None:
             raise SystemExit((folder / "killed.log").read_text())
         again = finished(folder / "killed")
         repeated = sum(again[name] != before for name, before in seen.items())
-        same = {k: bits for k, (bits, _) in again.items()} == {k: bits for k, (bits, _) in whole.items()}
+        same = {k: bits for k, (bits, _) in again.items()} == {
+            k: bits for k, (bits, _) in whole.items()
+        }
         print(
-            f"  {len(again)} runs, repeated after they had finished: {repeated}; bits {'equal' if same else 'DIFFER'}"
+            f"  {len(again)} runs, repeated after they had finished: {repeated}; bits "
+            f"{'equal' if same else 'DIFFER'}"
         )
         if repeated or not same:
             raise SystemExit(1)

@@ -10,7 +10,9 @@ from fedloom.core.context import ClientContext, PublicSet, Rows
 SHAPE, CLASSES = (1, 28, 28), 10
 
 
-def pool(rows: int, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> tuple[torch.Tensor, torch.Tensor]:
+def pool(
+    rows: int, seed: int = 0, shape: tuple[int, ...] = SHAPE
+) -> tuple[torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 256, (rows, *shape), generator=g, dtype=torch.uint8)
     return x, torch.randint(0, CLASSES, (rows,), generator=g)

@@ -1,10 +1,11 @@
-"""CPU seconds and AUC of federated trees against scikit-learn's, on one thread: `python -m benchmarks.trees adult`.
+"""CPU seconds and AUC of federated trees against scikit-learn's, on one thread: `python -m
+benchmarks.trees adult`.
 
-Rows are split evenly over the owners. The agreement on bins is not counted, while the others' binning is. LightGBM and
-XGBoost are added if they are installed. The ratio is to the seconds of scikit-learn with as many leaves (31 for depth
-5), which are taken before and after fedloom's, as other work on the machine slows both. Of three runs of each the one
-with the median ratio is shown. With `fast` are the compiled loops of the extra, if it is installed, once they are
-loaded.
+Rows are split evenly over the owners. The agreement on bins is not counted, while the others'
+binning is. LightGBM and XGBoost are added if they are installed. The ratio is to the seconds of
+scikit-learn with as many leaves (31 for depth 5), which are taken before and after fedloom's, as
+other work on the machine slows both. Of three runs of each the one with the median ratio is shown.
+With `fast` are the compiled loops of the extra, if it is installed, once they are loaded.
 """
 
 from __future__ import annotations
@@ -34,13 +35,25 @@ SETTINGS = ((1, 32, 5), (1, 64, 5), (10, 64, 5), (1, 255, 5), (1, 64, 6))
 
 def plan_of(name: str, owners: int, bins: int, depth: int) -> RunPlan:
     """A run of FedBoost on a data set."""
-    data = {"name": name, "clients": owners, "partition": "iid", "public_rows": 0, "test_fraction": 0.2}
-    return build(check({"run": {"method": "fedboost", "data": data, "params": {"bins": bins, "depth": depth}}}).run)
+    data = {
+        "name": name,
+        "clients": owners,
+        "partition": "iid",
+        "public_rows": 0,
+        "test_fraction": 0.2,
+    }
+    return build(
+        check(
+            {"run": {"method": "fedboost", "data": data, "params": {"bins": bins, "depth": depth}}}
+        ).run
+    )
 
 
 def score(y: np.ndarray, p: np.ndarray) -> float:
     """AUC in percent, or accuracy for more than two classes."""
-    return 100 * float(roc_auc_score(y, p[:, 1]) if p.shape[1] == 2 else accuracy_score(y, p.argmax(1)))
+    return 100 * float(
+        roc_auc_score(y, p[:, 1]) if p.shape[1] == 2 else accuracy_score(y, p.argmax(1))
+    )
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -77,8 +90,12 @@ def ran(name: str, owners: int, bins: int, depth: int) -> tuple[float, np.ndarra
     return fedloom(plan_of(name, owners, bins, depth))
 
 
-def rivals(words: Sequence[Sequence[str]], leaves: int = 31) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Other libraries, on one thread; scikit-learn's trees have this many leaves, LightGBM's 31, XGBoost's depth 5."""
+def rivals(
+    words: Sequence[Sequence[str]], leaves: int = 31
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Other libraries, on one thread; scikit-learn's trees have this many leaves, LightGBM's 31,
+    XGBoost's depth 5.
+    """
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     yield (
@@ -97,7 +114,12 @@ def rivals(words: Sequence[Sequence[str]], leaves: int = 31) -> Iterator[tuple[s
     except ImportError:
         pass
     else:
-        yield "LightGBM", lambda: lightgbm.LGBMClassifier(n_estimators=ROUNDS, reg_lambda=1, n_jobs=1, verbose=-1)
+        yield (
+            "LightGBM",
+            lambda: lightgbm.LGBMClassifier(
+                n_estimators=ROUNDS, reg_lambda=1, n_jobs=1, verbose=-1
+            ),
+        )
     try:
         import xgboost
     except ImportError:
@@ -111,8 +133,12 @@ def rivals(words: Sequence[Sequence[str]], leaves: int = 31) -> Iterator[tuple[s
         )
 
 
-def median(work: Callable[[], tuple[float, Any]], sklearn: Callable[[], tuple[float, Any]]) -> tuple[float, float, Any]:
-    """CPU seconds, their ratio to scikit-learn's, and the result, of the run with the median ratio."""
+def median(
+    work: Callable[[], tuple[float, Any]], sklearn: Callable[[], tuple[float, Any]]
+) -> tuple[float, float, Any]:
+    """CPU seconds, their ratio to scikit-learn's, and the result, of the run with the
+    median ratio.
+    """
     found = []
     for _ in range(RUNS):
         before = sklearn()[0]
@@ -139,10 +165,15 @@ def main() -> None:
             histograms.MANY = 0 if fast else 1 << 62  # type: ignore[misc]
             if fast:
                 ran(name, owners, bins, depth)  # loads the loops
-            as_many = partial(fitted, dict(rivals(plan.contexts[0].words, 2**depth - 1))["scikit-learn"], x, y)
+            as_many = partial(
+                fitted, dict(rivals(plan.contexts[0].words, 2**depth - 1))["scikit-learn"], x, y
+            )
             seconds, ratio, p = median(partial(ran, name, owners, bins, depth), as_many)
             label = f"{owners} owners, {bins} bins, depth {depth}{', fast' * fast}"
-            print(f"  fedloom, {label:34} {seconds:6.2f} s  {ratio:4.1f}  {score(truth, p):.2f}", flush=True)
+            print(
+                f"  fedloom, {label:34} {seconds:6.2f} s  {ratio:4.1f}  {score(truth, p):.2f}",
+                flush=True,
+            )
         for library, make in libraries.items():
             seconds, ratio, model = median(partial(fitted, make, x, y), sklearn)
             found = score(truth, model.predict_proba(new))

@@ -1,10 +1,12 @@
-"""Boosted trees and scikit-learn's on five sets, with the same settings: `python -m benchmarks.trees_accuracy`.
+"""Boosted trees and scikit-learn's on five sets, with the same settings: `python -m
+benchmarks.trees_accuracy`.
 
-Scores are of all rows, each predicted by trees of the other four fifths: accuracy, AUC for two classes, R² of a number,
-in percent. Repetitions deal the rows anew; of the differences the mean, the least and the largest are shown.
-scikit-learn's `HistGradientBoosting*` is fitted to the bins that fedloom agrees on, and to the columns as they are. Its
-trees have all leaves to the depth, as fedloom's. Trees of several owners are those of one to the bit
-(`tests/methods/test_fedboost.py`), so rows are in one place here.
+Scores are of all rows, each predicted by trees of the other four fifths: accuracy, AUC for two
+classes, R² of a number, in percent. Repetitions deal the rows anew; of the differences the mean,
+the least and the largest are shown. scikit-learn's `HistGradientBoosting*` is fitted to the bins
+that fedloom agrees on, and to the columns as they are. Its trees have all leaves to the depth, as
+fedloom's. Trees of several owners are those of one to the bit (`tests/methods/test_fedboost.py`),
+so rows are in one place here.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ ROUNDS, DEPTH, RATE, L2, BINS = 100, 6, 0.1, 1.0, 64
 
 def made() -> tuple[np.ndarray, np.ndarray]:
     """2,000 rows with two categories and a tenth of the numbers missing."""
-    x, y = datasets.make_classification(2000, 12, n_informative=8, n_redundant=2, flip_y=0.05, random_state=0)
+    x, y = datasets.make_classification(
+        2000, 12, n_informative=8, n_redundant=2, flip_y=0.05, random_state=0
+    )
     rng = np.random.default_rng(0)
     x[:, 10:] = np.digitize(x[:, 10:], [-2, -1, 0, 1, 2])
     x[:, :10][rng.random((2000, 10)) < 0.1] = np.nan
@@ -75,13 +79,23 @@ def ours(layout: Bins, bins: np.ndarray, y: np.ndarray, new: np.ndarray, least: 
     return np.stack([1 - p[0], p[0]], 1) if len(p) == 1 else p.T
 
 
-def theirs(x: np.ndarray, y: np.ndarray, new: np.ndarray, least: int, words: tuple[int, ...]) -> np.ndarray:
+def theirs(
+    x: np.ndarray, y: np.ndarray, new: np.ndarray, least: int, words: tuple[int, ...]
+) -> np.ndarray:
     """As `ours`, by scikit-learn."""
-    kind: Any = HistGradientBoostingRegressor if y.dtype.kind == "f" else HistGradientBoostingClassifier
+    kind: Any = (
+        HistGradientBoostingRegressor if y.dtype.kind == "f" else HistGradientBoostingClassifier
+    )
     model = kind(
-        max_iter=ROUNDS, learning_rate=RATE, l2_regularization=L2, max_depth=DEPTH, max_leaf_nodes=None,
-        min_samples_leaf=least, early_stopping=False, categorical_features=list(words) or None,
-    ).fit(x, y)  # fmt: skip
+        max_iter=ROUNDS,
+        learning_rate=RATE,
+        l2_regularization=L2,
+        max_depth=DEPTH,
+        max_leaf_nodes=None,
+        min_samples_leaf=least,
+        early_stopping=False,
+        categorical_features=list(words) or None,
+    ).fit(x, y)
     found: np.ndarray = model.predict(new) if y.dtype.kind == "f" else model.predict_proba(new)
     return found
 
@@ -100,7 +114,9 @@ def scores(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
 
 
 def repeated(name: str) -> Iterator[list[dict[str, float]]]:
-    """The scores of ours, of theirs on the same bins, and of theirs on the columns, for each repetition."""
+    """The scores of ours, of theirs on the same bins, and of theirs on the columns, for each
+    repetition.
+    """
     make, words, repetitions = SETS[name]
     x, y = make()
     x = x.astype(np.float32)
@@ -120,14 +136,26 @@ def repeated(name: str) -> Iterator[list[dict[str, float]]]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print("| set | score | ours | scikit-learn, same bins | ours minus it | scikit-learn, its bins | ours minus it |")
+    print(
+        "| set | score | ours | scikit-learn, same bins | ours minus it | scikit-learn, its bins "
+        "| ours minus it |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name in sys.argv[1:] or SETS:
         runs = list(repeated(name))
         for score in runs[0][0]:
             mine, same, plain = (np.array([run[i][score] for run in runs]) for i in range(3))
-            apart = [f"{(a := mine - b).mean():+.2f} ({a.min():+.2f} to {a.max():+.2f})" for b in (same, plain)]
-            cells = [f"{mine.mean():.2f}", f"{same.mean():.2f}", apart[0], f"{plain.mean():.2f}", apart[1]]
+            apart = [
+                f"{(a := mine - b).mean():+.2f} ({a.min():+.2f} to {a.max():+.2f})"
+                for b in (same, plain)
+            ]
+            cells = [
+                f"{mine.mean():.2f}",
+                f"{same.mean():.2f}",
+                apart[0],
+                f"{plain.mean():.2f}",
+                apart[1],
+            ]
             print(f"| {name}, {len(runs)} times | {score} | {' | '.join(cells)} |", flush=True)
 
 

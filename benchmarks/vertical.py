@@ -1,8 +1,10 @@
-"""Vertical rounds against the loops that one writes in plain PyTorch: split learning, and Proto-EVFL.
+"""Vertical rounds against the loops that one writes in plain PyTorch: split learning, and
+Proto-EVFL.
 
-Four parties, each with two channels of 14x14 pixels, LeNet-5, 64 numbers an embedding; the bars have the same networks,
-batches of 64 and `torch.optim.AdamW`. A round of split learning is one pass over 1,024 aligned rows, one of Proto-EVFL
-25 steps of each party and three passes of the active party over 256 aligned rows.
+Four parties, each with two channels of 14x14 pixels, LeNet-5, 64 numbers an embedding; the bars
+have the same networks, batches of 64 and `torch.optim.AdamW`. A round of split learning is one pass
+over 1,024 aligned rows, one of Proto-EVFL 25 steps of each party and three passes of the active
+party over 256 aligned rows.
 """
 
 import copy
@@ -42,7 +44,8 @@ def places(aligned: int) -> tuple[ClientContext, list[ClientContext]]:
 
     network = [partial(models.build, "lenet5", (2, 14, 14), WIDTH, seed=m) for m in range(PARTIES)]
     contexts = [
-        ClientContext(id=m, data=rows(None, aligned + OWN), network=network[m], **common) for m in range(PARTIES)
+        ClientContext(id=m, data=rows(None, aligned + OWN), network=network[m], **common)
+        for m in range(PARTIES)
     ]
     return ClientContext(id=0, data=rows(labels, aligned), **common), contexts
 
@@ -57,7 +60,9 @@ class Job:
         assert method.server is not None
         self.active: Any = method.server(self.cfg, self.place)
         self.fed = Federation(
-            LocalEngine([method.client(self.cfg, s) for s in self.contexts]), coordinator="active", colocated=(0,)
+            LocalEngine([method.client(self.cfg, s) for s in self.contexts]),
+            coordinator="active",
+            colocated=(0,),
         )
         self.method, self.t = method, 0
 
@@ -99,12 +104,18 @@ def box(job: Job) -> Callable[[], None]:
     cfg, aligned, y = job.cfg, job.place.aligned, steps.labels(job.active)
     extractors = [copy.deepcopy(job.party(m).net.module) for m in range(PARTIES)]
     data = [s.rows.every for s in job.contexts]
-    each = [torch.optim.AdamW(e.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay) for e in extractors]
+    each = [
+        torch.optim.AdamW(e.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay)
+        for e in extractors
+    ]
     fusion = Fusion(PARTIES, WIDTH, CLASSES, cfg)
     active = torch.optim.AdamW(fusion.parameters(), lr=cfg.active_lr, weight_decay=0)
     prior = [torch.full((CLASSES,), 1 / CLASSES)] * PARTIES
     overall = prior[0]
-    mu = [class_means(e.eval()(x[:aligned]).detach(), y, CLASSES)[0] for e, x in zip(extractors, data, strict=True)]
+    mu = [
+        class_means(e.eval()(x[:aligned]).detach(), y, CLASSES)[0]
+        for e, x in zip(extractors, data, strict=True)
+    ]
 
     def round() -> None:
         nonlocal mu, overall
@@ -133,7 +144,10 @@ def box(job: Job) -> Callable[[], None]:
                 active.step()
         with torch.no_grad():
             adapted = fusion.adapt(f)
-        mu = [0.9 * old + 0.1 * class_means(new, y, CLASSES)[0] for old, new in zip(mu, adapted.unbind(1), strict=True)]
+        mu = [
+            0.9 * old + 0.1 * class_means(new, y, CLASSES)[0]
+            for old, new in zip(mu, adapted.unbind(1), strict=True)
+        ]
         overall = torch.stack(prior).mean(0)
 
     return round
@@ -142,7 +156,10 @@ def box(job: Job) -> Callable[[], None]:
 def main(pairs: int) -> None:
     """Print both ratios."""
     torch.set_num_threads(1)
-    for name, aligned, bar, params in (("split", 1024, joint, {"epochs": 1}), ("proto-evfl", 256, box, {})):
+    for name, aligned, bar, params in (
+        ("split", 1024, joint, {"epochs": 1}),
+        ("proto-evfl", 256, box, {}),
+    ):
         job = Job(name, aligned, **params)
         against = "the joint network" if name == "split" else "its algorithm box by hand"
         compare(f"{name}, lenet5, {PARTIES} parties, a round", against, job.round, bar(job), pairs)

@@ -1,8 +1,9 @@
 """Where our CPU time goes beyond the fewest calls: `python -m benchmarks.where [SECONDS]`.
 
-Ours and the loop of `benchmarks.fewest` run in turn. A timer that counts this process's CPU time looks a thousand times
-a second at what runs, so a busy machine changes the shares little. A column is a work, its rows what a part takes more
-than in the fewest calls, as a share of all of their time: they add up to the ratio less 1.
+Ours and the loop of `benchmarks.fewest` run in turn. A timer that counts this process's CPU time
+looks a thousand times a second at what runs, so a busy machine changes the shares little. A column
+is a work, its rows what a part takes more than in the fewest calls, as a share of all of their
+time: they add up to the ratio less 1.
 """
 
 import signal
@@ -24,9 +25,31 @@ REST = "optimizer, losses, the page's own lines"
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "forward and backward passes",
-        ("_call_impl", "_wrapped_call_impl", "functional_call", "infer", "backward", "_engine_run_backward", "grad"),
+        (
+            "_call_impl",
+            "_wrapped_call_impl",
+            "functional_call",
+            "infer",
+            "backward",
+            "_engine_run_backward",
+            "grad",
+        ),
     ),
-    (REST, ("move", "tick", "flattened", "_step", "step", "clipped", "loss", "distill", "soft", "_backward")),
+    (
+        REST,
+        (
+            "move",
+            "tick",
+            "flattened",
+            "_step",
+            "step",
+            "clipped",
+            "loss",
+            "distill",
+            "soft",
+            "_backward",
+        ),
+    ),
     (
         "seeded batches, pixels to floats",
         ("batches", "epochs", "public", "sample_batch", "aligned_batch", "x", "stream"),
@@ -36,7 +59,17 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("checks of messages", ("check_finite", "reply_problem", "check", "check_like", "_finite")),
     (
         "ledger, order of calls, means",
-        ("_record", "_record_down", "_record_shared", "measured", "_call", "call", "_run", "exchange", "combine"),
+        (
+            "_record",
+            "_record_down",
+            "_record_shared",
+            "measured",
+            "_call",
+            "call",
+            "_run",
+            "exchange",
+            "combine",
+        ),
     ),
 )
 """Each part with the functions whose time it has; the innermost of them on the stack counts."""
@@ -102,8 +135,12 @@ def excess(work: str, seconds: float) -> tuple[dict[str, float], float]:
             start = time.process_time()
             looked(run, found[n])
             spent[n] += time.process_time() - start
-    a, b = (time_spent / max(1, sum(one.values())) for time_spent, one in zip(spent, found, strict=True))
-    return {part: (found[0][part] * a - found[1][part] * b) / spent[1] for part, _ in PARTS}, spent[0] / spent[1]
+    a, b = (
+        time_spent / max(1, sum(one.values())) for time_spent, one in zip(spent, found, strict=True)
+    )
+    return {part: (found[0][part] * a - found[1][part] * b) / spent[1] for part, _ in PARTS}, spent[
+        0
+    ] / spent[1]
 
 
 def main(seconds: float) -> None:
@@ -112,7 +149,10 @@ def main(seconds: float) -> None:
     print(f"| | {' | '.join(WORKS)} |\n|---{'|---' * len(WORKS)}|")
     for part, _ in PARTS:
         print(f"| {part} | {' | '.join(f'{shares[part]:+.2f}' for shares, _ in columns)} |")
-    print(f"| the fewest calls take 1; ours | {' | '.join(f'**{ratio:.2f}**' for _, ratio in columns)} |")
+    print(
+        "| the fewest calls take 1; ours | "
+        f"{' | '.join(f'**{ratio:.2f}**' for _, ratio in columns)} |"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""FedAvg's LeNet-5 anchor with two worker processes: wall seconds against the plain loop, memory, and the first round.
+"""FedAvg's LeNet-5 anchor with two worker processes: wall seconds against the plain loop, memory,
+and the first round.
 
-Wall seconds want a machine with two cores that nobody else uses; a busy one shows in the spread that is printed.
+Wall seconds want a machine with two cores that nobody else uses; a busy one shows in the spread
+that is printed.
 """
 
 import contextlib
@@ -25,7 +27,9 @@ WORKERS = 2
 JOB = "from benchmarks.workers import ours; engine, run = ours(rounds={}); run(); engine.close()"
 
 
-def ours(architecture: str = "lenet5", workers: int = WORKERS, rounds: int = ROUNDS) -> tuple[WorkersEngine, Callable]:
+def ours(
+    architecture: str = "lenet5", workers: int = WORKERS, rounds: int = ROUNDS
+) -> tuple[WorkersEngine, Callable]:
     """The engine, to be closed, and what does some rounds."""
     torch.set_num_threads(1)
     method = methods.load(Path(__file__).parents[1] / "examples" / "fedavg.py")
@@ -69,8 +73,14 @@ def speed(pairs: int) -> None:
 
 
 def first_round(repeats: int) -> None:
-    runs = sorted(wall(lambda: subprocess.run(command(1), check=True, env=environment())) for _ in range(repeats))
-    print(f"FedAvg lenet5, {WORKERS} workers: first round after {runs[repeats // 2]:.1f} s from process start")
+    runs = sorted(
+        wall(lambda: subprocess.run(command(1), check=True, env=environment()))
+        for _ in range(repeats)
+    )
+    print(
+        f"FedAvg lenet5, {WORKERS} workers: first round after {runs[repeats // 2]:.1f} s from "
+        "process start"
+    )
 
 
 def memory() -> None:
@@ -82,7 +92,9 @@ def memory() -> None:
             used = sum(map(proportional, tree)) + boxes(job.pid)
             most, count = max((most, count), (used, len(tree)))
             time.sleep(0.1)
-    print(f"FedAvg lenet5, {WORKERS} workers: {most / 1e6:.0f} MB PSS at most, in {count} processes")
+    print(
+        f"FedAvg lenet5, {WORKERS} workers: {most / 1e6:.0f} MB PSS at most, in {count} processes"
+    )
 
 
 def command(rounds: int) -> list[str]:

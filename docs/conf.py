@@ -81,7 +81,9 @@ def method_pages(app: Sphinx) -> None:
         lines += ["| setting | default | meaning |", "|---|---|---|"]
         config = page.METHODS[0].config
         for name, value in page.METHODS[0].configure().model_dump(mode="json").items():
-            meaning = " ".join((config.model_fields[name].description or "").split()).replace("|", "\\|")
+            meaning = " ".join((config.model_fields[name].description or "").split()).replace(
+                "|", "\\|"
+            )
             lines.append(f"| `{name}` | `{json.dumps(value)}` | {meaning} |")
         lines.append("")
     Path(app.srcdir, "reference", "methods.md").write_text("\n".join(lines))
@@ -94,7 +96,11 @@ def sections(config: type[BaseModel]) -> list[type[BaseModel]]:
         for field in one.model_fields.values():
             parts = [field.annotation, *get_args(field.annotation)]
             parts += [part for outer in parts for part in get_args(outer)]
-            found += [p for p in parts if isinstance(p, type) and issubclass(p, BaseModel) and p not in found]
+            found += [
+                p
+                for p in parts
+                if isinstance(p, type) and issubclass(p, BaseModel) and p not in found
+            ]
     return found
 
 
@@ -103,7 +109,8 @@ def settings_page(app: Sphinx) -> None:
     lines = [
         "# Settings",
         "",
-        "Every table of a config file. A method's own settings, under `params`, are in [](methods.md).",
+        "Every table of a config file. A method's own settings, under `params`, are in "
+        "[](methods.md).",
         "",
     ]
     files = {
@@ -117,7 +124,9 @@ def settings_page(app: Sphinx) -> None:
             text = " ".join((config.__doc__ or "").split("\n\n")[0].split())
             lines += [text, "", "| setting | default | meaning |", "|---|---|---|"]
             for name, field in config.model_fields.items():
-                default = None if field.is_required() else field.get_default(call_default_factory=True)
+                default = (
+                    None if field.is_required() else field.get_default(call_default_factory=True)
+                )
                 if isinstance(default, BaseModel):
                     continue  # a table, with a section of its own
                 shown = (
@@ -127,7 +136,11 @@ def settings_page(app: Sphinx) -> None:
                     if default is None
                     else f"`{json.dumps(default, default=str)}`"
                 )
-                meaning = " ".join((field.description or "").split()).replace("\\", "\\\\").replace("|", "\\|")
+                meaning = (
+                    " ".join((field.description or "").split())
+                    .replace("\\", "\\\\")
+                    .replace("|", "\\|")
+                )
                 lines.append(f"| `{name}` | {shown} | {meaning} |")
             lines.append("")
     Path(app.srcdir, "reference", "settings.md").write_text("\n".join(lines))
@@ -136,7 +149,9 @@ def settings_page(app: Sphinx) -> None:
 def command_pages(app: Sphinx) -> None:
     """Write `reference/commands.md`: the help of every command that `fedloom --help` lists."""
     group = typer.main.get_command(commands)
-    group.commands = {name: command for name, command in group.commands.items() if not command.hidden}
+    group.commands = {
+        name: command for name, command in group.commands.items() if not command.hidden
+    }
     context = typer.Context(group, info_name="fedloom")
     Path(app.srcdir, "reference", "commands.md").write_text(
         get_docs_for_click(obj=group, ctx=context, name="fedloom", title="Commands")
@@ -151,24 +166,34 @@ def partition_pictures(app: Sphinx) -> None:
     names = [name for name, scheme in PARTITIONS.items() if not scheme.needs_groups]
     drawn = {name: split(digits, clients=10, seed=0, partition=name) for name in names}
     drawn["dirichlet-mild"] = split(digits, clients=10, seed=0, options={"alpha": 1.0})
-    owners = np.random.default_rng(0).geometric(0.2, len(digits.y)).clip(1, 10) - 1  # invented: some write much more
+    # invented: some write much more
+    owners = np.random.default_rng(0).geometric(0.2, len(digits.y)).clip(1, 10) - 1
     written = replace(digits, groups=owners, owners=tuple(f"writer {k}" for k in range(10)))
     drawn["natural"] = split(written, clients=10, seed=0, partition="natural")
     for name, rows in drawn.items():
         plot_counts(describe(digits.y, rows.shards, digits.classes), folder / f"{name}.svg")
 
 
-def as_restructured_text(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Docstrings use Markdown's code spans, and write |x| for a norm and **settings for keywords."""
+def as_restructured_text(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Docstrings use Markdown's code spans, and write |x| for a norm and **settings
+    for keywords.
+    """
     for n, line in enumerate(lines):
         spans = re.split(r"(`+[^`]+`+)", line)
-        plain = [re.sub(r"\||(?<!\S)\*\*(?=\w)", lambda m: "".join("\\" + c for c in m[0]), s) for s in spans[::2]]
+        plain = [
+            re.sub(r"\||(?<!\S)\*\*(?=\w)", lambda m: "".join("\\" + c for c in m[0]), s)
+            for s in spans[::2]
+        ]
         code = [f"``{s.strip('`')}``" for s in spans[1::2]]
         lines[n] = "".join(a + b for a, b in itertools.zip_longest(plain, code, fillvalue=""))
 
 
 def dashes(app: Sphinx, tree: nodes.document) -> None:
-    """Before the description of a parameter Sphinx writes two hyphens, of which its smart quotes would make a dash."""
+    """Before the description of a parameter Sphinx writes two hyphens, of which its smart quotes
+    would make a dash.
+    """
     for text in [one for one in tree.findall(nodes.Text) if one == " -- "]:
         text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
 

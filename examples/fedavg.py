@@ -1,4 +1,6 @@
-"""FedAvg on one page: McMahan et al., "Communication-Efficient Learning of Deep Networks" (2017), Algorithm 1."""
+"""FedAvg on one page: McMahan et al., "Communication-Efficient Learning of Deep Networks" (2017),
+Algorithm 1.
+"""
 
 from torch.nn import functional as F
 
@@ -18,9 +20,11 @@ class Config(MethodConfig):
 
 
 class Client(Party[Config]):
-    STATE = ("params", "buffers", "opt")  # what survives between messages; assigning anything else is refused
+    # what survives between messages; assigning anything else is refused
+    STATE = ("params", "buffers", "opt")
     MEANS = ("update",)  # what only enters a mean, which the run's [aggregate] says how to take
-    CALLS = ("receive", "update")  # what a round may call; a node of another organization answers nothing else
+    # what a round may call; a node of another organization answers nothing else
+    CALLS = ("receive", "update")
 
     def setup(self):
         self.network(self.context.build(), SGD(self.cfg.lr))
@@ -46,7 +50,12 @@ def round(fed, server, clients, cfg, t):
         fed.call(clients, "receive", shared={"weights": server.weights})
     template = {"weights": server.weights, "rows": Shape("int64")}
     mean = fed.mean(
-        clients, "update", shared={"t": t}, expect=template, weight="rows", around={"weights": server.weights}
+        clients,
+        "update",
+        shared={"t": t},
+        expect=template,
+        weight="rows",
+        around={"weights": server.weights},
     )
     if mean is not None:
         server.weights = mean.value["weights"]

@@ -1,4 +1,6 @@
-"""FedProx: T. Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), Algorithm 2."""
+"""FedProx: T. Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), Algorithm
+2.
+"""
 
 from torch.nn import functional as F
 
@@ -22,7 +24,8 @@ class Config(MethodConfig):
 class Client(Party[Config]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("receive", "update")
-    MEANS = ("update",)  # the replies only enter a mean, which the run's [aggregate] says how to take
+    # the replies only enter a mean, which the run's [aggregate] says how to take
+    MEANS = ("update",)
 
     def setup(self):
         self.network(self.context.build(), SGD(self.cfg.lr))
@@ -33,7 +36,8 @@ class Client(Party[Config]):
     def update(self, *, t, weights):
         self.params = weights
 
-        def loss(x, y):  # self.live has the graph that a term over parameters needs; self.params has none
+        # self.live has the graph that a term over parameters needs; self.params has none
+        def loss(x, y):
             distance = sum((self.live[name] - weights[name]).square().sum() for name in weights)
             return F.cross_entropy(self.model(x), y) + self.cfg.mu / 2 * distance
 
@@ -51,7 +55,9 @@ class Server(Party[Config]):
 def round(fed, server, clients, cfg, t):
     sent = {"weights": server.weights}
     template = {**sent, "rows": Shape("int64")}
-    mean = fed.mean(clients, "update", shared={"t": t, **sent}, expect=template, weight="rows", around=sent)
+    mean = fed.mean(
+        clients, "update", shared={"t": t, **sent}, expect=template, weight="rows", around=sent
+    )
     if mean is not None:
         server.weights = mean.value["weights"]
     fed.call(clients, "receive", shared={"weights": server.weights})

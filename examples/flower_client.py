@@ -1,7 +1,7 @@
 """A Flower ClientApp as a fedloom party: your app trains, fedloom averages, compares and reports.
 
-Replace `app` by your own (`from my_app.client_app import app`), and the line in which it loads its rows by `ROWS[...]`.
-Its `context.state` is new in every round.
+Replace `app` by your own (`from my_app.client_app import app`), and the line in which it loads its
+rows by `ROWS[...]`. Its `context.state` is new in every round.
 """
 
 from time import time
@@ -29,7 +29,9 @@ def train(msg, context):  # as in Flower's PyTorch quickstart
         F.cross_entropy(net(x), y).backward()
         optimizer.step()
     examples = MetricRecord({"num-examples": sum(len(y) for _, y in batches)})
-    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": examples}), reply_to=msg)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": examples}), reply_to=msg
+    )
 
 
 class Config(MethodConfig):
@@ -52,12 +54,25 @@ class Client(Party[Config]):
 
     def update(self, *, t, weights):
         me = self.context.id
-        ROWS[me] = self.context.build(), list(self.epochs(t, epochs=self.cfg.epochs, size=self.cfg.batch_size))
-        sent = {"arrays": ArrayRecord(weights), "config": ConfigRecord({"lr": self.cfg.lr, "server-round": t + 1})}
-        order = Metadata(0, "", 0, me, "", str(t + 1), created_at=time(), ttl=3600.0, message_type="train")
+        ROWS[me] = (
+            self.context.build(),
+            list(self.epochs(t, epochs=self.cfg.epochs, size=self.cfg.batch_size)),
+        )
+        sent = {
+            "arrays": ArrayRecord(weights),
+            "config": ConfigRecord({"lr": self.cfg.lr, "server-round": t + 1}),
+        }
+        order = Metadata(
+            0, "", 0, me, "", str(t + 1), created_at=time(), ttl=3600.0, message_type="train"
+        )
         message = Message(RecordDict(sent), metadata=order)
-        reply = app(message, Context(0, me, {"partition-id": me, "num-partitions": 0}, RecordDict(), {}))
-        return {"weights": dict(reply.content["arrays"].to_torch_state_dict()), "rows": self.row_count}
+        reply = app(
+            message, Context(0, me, {"partition-id": me, "num-partitions": 0}, RecordDict(), {})
+        )
+        return {
+            "weights": dict(reply.content["arrays"].to_torch_state_dict()),
+            "rows": self.row_count,
+        }
 
     def prepare(self, *, eval_mode, broadcast):
         self.params = broadcast["weights"]
@@ -76,7 +91,14 @@ class Server(Party[Config]):
 def round(fed, server, clients, cfg, t):
     expect = {"weights": server.weights, "rows": Shape("int64")}
     sent = {"t": t, "weights": server.weights}
-    mean = fed.mean(clients, "update", shared=sent, expect=expect, weight="rows", around={"weights": server.weights})
+    mean = fed.mean(
+        clients,
+        "update",
+        shared=sent,
+        expect=expect,
+        weight="rows",
+        around={"weights": server.weights},
+    )
     if mean is not None:
         server.weights = mean.value["weights"]
     yield "round"

@@ -1,8 +1,9 @@
 """A PFLlib client as a fedloom party: its `train` trains, fedloom averages, compares and reports.
 
-Replace `make` by your own client. PFLlib is no package: put its folder `system` on the path, and return
-`clientAVG(args, id, train_samples=rows, test_samples=0)` with `load_train_data` set to a function that returns the
-batches. A client is made anew in every round: what it keeps beside its `model` is lost.
+Replace `make` by your own client. PFLlib is no package: put its folder `system` on the path, and
+return `clientAVG(args, id, train_samples=rows, test_samples=0)` with `load_train_data` set to a
+function that returns the batches. A client is made anew in every round: what it keeps beside its
+`model` is lost.
 """
 
 from copy import deepcopy
@@ -64,7 +65,10 @@ class Client(Party[Config]):
         client.set_parameters(model)
         client.train()
         rows = torch.tensor(client.train_samples)
-        return {"weights": {k: v.detach() for k, v in client.model.state_dict().items()}, "rows": rows}
+        return {
+            "weights": {k: v.detach() for k, v in client.model.state_dict().items()},
+            "rows": rows,
+        }
 
     def prepare(self, *, eval_mode, broadcast):
         self.params = broadcast["weights"]
@@ -83,7 +87,14 @@ class Server(Party[Config]):
 def round(fed, server, clients, cfg, t):
     expect = {"weights": server.weights, "rows": Shape("int64")}
     sent = {"t": t, "weights": server.weights}
-    mean = fed.mean(clients, "update", shared=sent, expect=expect, weight="rows", around={"weights": server.weights})
+    mean = fed.mean(
+        clients,
+        "update",
+        shared=sent,
+        expect=expect,
+        weight="rows",
+        around={"weights": server.weights},
+    )
     if mean is not None:
         server.weights = mean.value["weights"]
     yield "round"

@@ -1,4 +1,6 @@
-"""SCAFFOLD: S. P. Karimireddy et al., "Stochastic Controlled Averaging" (ICML 2020), Algorithm 1, option II."""
+"""SCAFFOLD: S. P. Karimireddy et al., "Stochastic Controlled Averaging" (ICML 2020), Algorithm 1,
+option II.
+"""
 
 import torch
 from torch.nn import functional as F
@@ -39,8 +41,12 @@ class Client(Party[Config]):
 
         self.train(loss, self.batches(t, steps=self.cfg.steps, size=self.cfg.batch_size))
         scale = 1 / (self.cfg.steps * self.cfg.lr)
-        self.control = {n: own[n] - control[n] + scale * (weights[n] - p) for n, p in self.params.items()}  # line 12
-        return {"weights": self.params, "control": {n: self.control[n] - own[n] for n in own}}  # line 13
+        # line 12
+        self.control = {
+            n: own[n] - control[n] + scale * (weights[n] - p) for n, p in self.params.items()
+        }
+        # line 13
+        return {"weights": self.params, "control": {n: self.control[n] - own[n] for n in own}}
 
 
 class Server(Party[Config]):
@@ -57,7 +63,10 @@ class Server(Party[Config]):
 
 def round(fed, server, clients, cfg, t):
     sent = {"weights": server.weights, "control": server.control}
-    still = {"weights": server.weights, "control": {n: torch.zeros_like(c) for n, c in server.control.items()}}
+    still = {
+        "weights": server.weights,
+        "control": {n: torch.zeros_like(c) for n, c in server.control.items()},
+    }
     mean = fed.mean(clients, "update", shared={"t": t, **sent}, expect=sent, around=still)
     if mean is not None:
         server.move(mean.value, len(mean.ids) / len(clients))

@@ -1,4 +1,5 @@
-"""Rebuild the pages of the papers' results, in papers/docs/reproduced, from the archive there: nothing is run.
+"""Rebuild the pages of the papers' results, in papers/docs/reproduced, from the archive there:
+nothing is run.
 
 python papers/rebuild.py
 """
@@ -13,13 +14,18 @@ from fedloom_papers.spec import SCALES, Scale
 
 DOCS = Path(__file__).parent / "docs" / "reproduced"
 KEPT = ("table.md", "claims.md", "claims.json", "*.svg")
-"""The files of a folder of pages that the documentation has; the others are HTML, CSV and each table's own outcome."""
+"""The files of a folder of pages that the documentation has; the others are HTML, CSV and each
+table's own outcome.
+"""
 
 
-def rebuild(target: Path, scale: Scale, names: Iterable[str], archive: Path = DOCS / "archive") -> None:
+def rebuild(
+    target: Path, scale: Scale, names: Iterable[str], archive: Path = DOCS / "archive"
+) -> None:
     """Write the pages of tables and figures at a scale to a folder."""
     with tempfile.TemporaryDirectory() as made:
-        # A copy of the archive: pages add the runs that they share with another table to their own file.
+        # A copy of the archive: pages add the runs that they share with another table to their own
+        # file.
         shutil.copytree(archive, Path(made) / "archive")
         found = plan(reproductions([*names]), Path(made), scale, archive=Path(made) / "archive")
         run_plan(found, execute_runs=False)
@@ -34,7 +40,9 @@ def main() -> None:
     """Rebuild all pages of both scales."""
     for scale in SCALES:
         target = DOCS if scale == "small" else DOCS / scale
-        rebuild(target, scale, sorted(file.stem for file in (DOCS / "archive" / scale).glob("*.jsonl")))
+        rebuild(
+            target, scale, sorted(file.stem for file in (DOCS / "archive" / scale).glob("*.jsonl"))
+        )
 
 
 if __name__ == "__main__":

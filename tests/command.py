@@ -19,7 +19,9 @@ class Done(NamedTuple):
 
 
 @pytest.fixture
-def fedloom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def fedloom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
     """The command, called in the test's folder; `code` is the status that it must end with."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -27,7 +29,8 @@ def fedloom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     for name in ("handlers", "propagate"):
         monkeypatch.setattr(log, name, getattr(log, name))
     from fedloom.cli import (
-        main,  # only here: this file is also read in Flower's environment, which lacks Typer's version
+        # only here: this file is also read in Flower's environment, which lacks Typer's version
+        main,
     )
 
     def call(*arguments: str, code: int = 0) -> Done:

@@ -1,6 +1,7 @@
 """`predict.py` of an exported folder, called within the process of a test.
 
-A process of its own would import PyTorch for two seconds each time; `test_a_folder_needs_no_fedloom` starts one.
+A process of its own would import PyTorch for two seconds each time;
+`test_a_folder_needs_no_fedloom` starts one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`[aggregate]`: the run says how a page's means are taken, on every engine, and the page has no line about it."""
+"""`[aggregate]`: the run says how a page's means are taken, on every engine, and the page has no
+line about it.
+"""
 
 from __future__ import annotations
 
@@ -72,11 +74,20 @@ def test_only_sums_go_up_where_the_run_is_secure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("aggregate", "message"),
     [
-        ({"rule": "median", "secure": True}, "aggregate: rule = 'median' compares single replies, which secure = true"),
+        (
+            {"rule": "median", "secure": True},
+            "aggregate: rule = 'median' compares single replies, which secure = true",
+        ),
         ({"secure": True, "noise": {}}, "aggregate: noise needs single replies at the server"),
-        ({"rule": "krum", "noise": {}}, "aggregate: how far one client moves the result of rule = 'krum' has no bound"),
+        (
+            {"rule": "krum", "noise": {}},
+            "aggregate: how far one client moves the result of rule = 'krum' has no bound",
+        ),
         ({"f": 2}, 'aggregate: f is for a robust rule: set rule, such as "median", or leave f out'),
-        ({"rule": "krum", "f": 2}, "aggregate: rule = 'krum' with f = 2 needs 7 participants in a round, not 5: add"),
+        (
+            {"rule": "krum", "f": 2},
+            "aggregate: rule = 'krum' with f = 2 needs 7 participants in a round, not 5: add",
+        ),
         ({"rule": "none"}, "aggregate.rule: must be 'mean', 'median'"),
     ],
 )
@@ -92,7 +103,10 @@ def test_what_does_not_go_together_is_refused(aggregate: dict[str, Any], message
         ({"robust": "median"}, "params.robust was renamed: write aggregate.rule."),
         ({"robust_f": 2}, "params.robust_f was renamed: write aggregate.f."),
         ({"secure": True}, "params.secure was renamed: write aggregate.secure."),
-        ({"dp": {"unit": "clients"}}, "was renamed: write [aggregate.noise] with sigma, clip and delta"),
+        (
+            {"dp": {"unit": "clients"}},
+            "was renamed: write [aggregate.noise] with sigma, clip and delta",
+        ),
     ],
 )
 def test_old_settings_are_refused_with_the_new_name(params: dict[str, Any], new: str) -> None:
@@ -102,7 +116,10 @@ def test_old_settings_are_refused_with_the_new_name(params: dict[str, Any], new:
 
 
 def test_a_method_without_a_mean_names_those_that_have_one() -> None:
-    with pytest.raises(ConfigError, match=r"aggregate: fedpcl takes no mean of clients' replies: .* fedavg, fedavg-ft"):
+    with pytest.raises(
+        ConfigError,
+        match=r"aggregate: fedpcl takes no mean of clients' replies: .* fedavg, fedavg-ft",
+    ):
         fedloom.run("fedpcl", **SMALL, aggregate={"rule": "median"})
 
 
@@ -163,6 +180,7 @@ def test_a_page_whose_means_are_not_means_is_refused(
     with pytest.raises(fedloom.FedloomError) as error:
         ran(way, page=str(page))
     assert message in str(error.value)
-    right = tmp_path / "right.py"  # Python tells an edited file by its seconds and size, which may be equal
+    # Python tells an edited file by its seconds and size, which may be equal
+    right = tmp_path / "right.py"
     right.write_text(PAGE.format(means='("tell",)', call="mean"))
     assert ran("secure", page=str(right))["failures"] == 0

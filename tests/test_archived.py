@@ -1,4 +1,6 @@
-"""Archived measurements: the tables of the documentation are theirs, and a cheap cell of each repeats."""
+"""Archived measurements: the tables of the documentation are theirs, and a cheap cell of each
+repeats.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from benchmarks import archived, beds, public_rows
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 
-@pytest.mark.parametrize(("page", "made"), [("beds", beds.table), ("trust-weighted", public_rows.table)])
+@pytest.mark.parametrize(
+    ("page", "made"), [("beds", beds.table), ("trust-weighted", public_rows.table)]
+)
 def test_a_table_is_that_of_its_archive(page: str, made: Callable[[], str]) -> None:
     assert made() in (RESULTS / f"{page}.md").read_text(encoding="utf-8")
 
@@ -34,7 +38,9 @@ def few_public_rows() -> tuple[dict[str, Any], dict[int, float]]:
 
 
 @pytest.mark.parametrize(
-    ("archive", "again"), [("beds", bed_alone), ("public_rows", few_public_rows)], ids=["beds", "public_rows"]
+    ("archive", "again"),
+    [("beds", bed_alone), ("public_rows", few_public_rows)],
+    ids=["beds", "public_rows"],
 )
 def test_a_cheap_cell_repeats(
     archive: str,
@@ -42,17 +48,25 @@ def test_a_cheap_cell_repeats(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Searches are read from the archive; the cell is run, since its line is not in the copy. Processors round
-    differently, so accuracies are near."""
+    """Searches are read from the archive; the cell is run, since its line is not in the copy.
+    Processors round differently, so accuracies are near.
+    """
     about = again()[0]
     old = archived.found(archive, about)[0]
-    lines = (archived.FOLDER / f"{archive}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = (
+        (archived.FOLDER / f"{archive}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    )
     monkeypatch.setattr(archived, "FOLDER", tmp_path)
-    (tmp_path / f"{archive}.jsonl").write_text("".join(line for line in lines if '"validation": true' in line))
+    (tmp_path / f"{archive}.jsonl").write_text(
+        "".join(line for line in lines if '"validation": true' in line)
+    )
     assert again()[1][0] == pytest.approx(old, abs=5.0)
     assert archived.found(archive, about)
 
 
 def test_a_difference_is_paired_by_seed() -> None:
-    assert archived.difference({0: 3.0, 1: 5.0, 2: 4.0}, {0: 1.0, 1: 2.0, 2: 3.0}) == "+2.0 (−0.5 to +4.5)"
+    assert (
+        archived.difference({0: 3.0, 1: 5.0, 2: 4.0}, {0: 1.0, 1: 2.0, 2: 3.0})
+        == "+2.0 (−0.5 to +4.5)"
+    )
     assert archived.mean({0: 1.0, 1: 3.0}) == "2.0 ± 1.4"

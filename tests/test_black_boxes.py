@@ -1,4 +1,6 @@
-"""Black boxes: what is fitted to what, what is refused, and that nothing but the inputs decides what comes out."""
+"""Black boxes: what is fitted to what, what is refused, and that nothing but the inputs decides
+what comes out.
+"""
 
 from __future__ import annotations
 
@@ -46,19 +48,31 @@ EXTRAS = {
 """Black boxes of packages that few have, and the class of each."""
 HERE = [
     pytest.param(
-        name, marks=pytest.mark.skipif(bool(spec.extra) and find_spec(spec.extra) is None, reason=f"needs {name}")
+        name,
+        marks=pytest.mark.skipif(
+            bool(spec.extra) and find_spec(spec.extra) is None, reason=f"needs {name}"
+        ),
     )
     for name, spec in BLACK_BOXES.items()
-    if name not in ("tabicl", "ridge")  # its weights are downloaded; for numbers: tests/experiment/test_numbers.py
+    # its weights are downloaded; for numbers: tests/experiment/test_numbers.py
+    if name not in ("tabicl", "ridge")
 ]
 
 
 class StandIn:
-    """What fedloom needs of a class of another package, on a forest of scikit-learn's: it refuses unknown settings, and
-    labels with gaps if it is XGBoost's."""
+    """What fedloom needs of a class of another package, on a forest of scikit-learn's: it refuses
+    unknown settings, and labels with gaps if it is XGBoost's.
+    """
 
     KNOWN: ClassVar[dict[str, set[str]]] = {
-        "lightgbm": {"min_child_samples", "random_state", "n_jobs", "deterministic", "force_row_wise", "verbose"},
+        "lightgbm": {
+            "min_child_samples",
+            "random_state",
+            "n_jobs",
+            "deterministic",
+            "force_row_wise",
+            "verbose",
+        },
         "xgboost": {"random_state", "n_jobs", "verbosity"},
         "catboost": {"iterations", "random_seed", "thread_count", "verbose", "allow_writing_files"},
         "tabicl": {"random_state", "device", "n_jobs"},
@@ -66,7 +80,8 @@ class StandIn:
 
     def __init__(self, package: str, **settings: Any) -> None:
         assert settings.keys() <= self.KNOWN[package], settings
-        assert settings.get("n_jobs", settings.get("thread_count")) == 1  # a sum in another order has other bits
+        # a sum in another order has other bits
+        assert settings.get("n_jobs", settings.get("thread_count")) == 1
         self.package, self.seed = package, settings.get("random_state", settings.get("random_seed"))
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> StandIn:
@@ -142,7 +157,7 @@ def named(name: str, **settings: Any) -> BlackBoxModel:
     return BlackBoxModel(name, partial(make, name, (2, 3), K, 5), K, 5, **settings)
 
 
-# -- what a fit is made of -----------------------------------------------------------------------------
+# -- what a fit is made of -------------------------------------------------------------------------
 
 
 def test_soft_rows_stand_for_their_probabilities() -> None:
@@ -151,7 +166,9 @@ def test_soft_rows_stand_for_their_probabilities() -> None:
     assert which.tolist() == [0, 0, 1] and classes.tolist() == [0, 1, 3]
     assert weights.tolist() == [0.7, 0.2995, 1.0]
     which, classes, weights = hard_rows(targets, 1e-3, False)
-    assert which.tolist() == [0, 1] and classes.tolist() == [0, 3] and weights.tolist() == [1.0, 1.0]
+    assert (
+        which.tolist() == [0, 1] and classes.tolist() == [0, 3] and weights.tolist() == [1.0, 1.0]
+    )
 
 
 def test_no_row_is_lost_where_all_its_classes_are_below_the_floor() -> None:
@@ -176,7 +193,9 @@ def test_a_fit_has_own_rows_and_weighed_public_ones() -> None:
 def test_without_weights_a_public_row_is_its_most_probable_class() -> None:
     (x, y), public = some(), some(2, seed=1)[0]
     plain = Plain()
-    BlackBoxModel("p", lambda: plain, K).fit(x, y, public, torch.tensor([[0.6, 0.4, 0, 0], [0.1, 0.1, 0.1, 0.7]]))
+    BlackBoxModel("p", lambda: plain, K).fit(
+        x, y, public, torch.tensor([[0.6, 0.4, 0, 0], [0.1, 0.1, 0.1, 0.7]])
+    )
     assert plain.y.tolist() == [*y.tolist(), 0, 3]
 
 
@@ -184,7 +203,9 @@ def test_without_weights_a_public_row_is_its_most_probable_class() -> None:
 def test_classes_at_the_floor_are_left_out(floor: float) -> None:
     """Where nobody thinks a class likely, rounding must not make a row of it."""
     answer = (
-        BlackBoxModel("none", lambda: Says(None), K, min_probability=floor).fit(*some(3, classes=1)).probs(some(1)[0])
+        BlackBoxModel("none", lambda: Says(None), K, min_probability=floor)
+        .fit(*some(3, classes=1))
+        .probs(some(1)[0])
     )
     mean = torch.stack([answer.log()] * 3).mean(0).softmax(-1)
     for told in (answer, mean, answer.double()):
@@ -232,11 +253,13 @@ def test_soft_labels_teach_what_hard_ones_can_t() -> None:
     for name in set(BLACK_BOXES) - set(EXTRAS) - {"ridge"}:
         box = named(name)
         alone_, taught = box.fit(x, y), box.fit(x, y, public, targets)
-        right = [float((f.probs(test).argmax(1) == labels).float().mean()) for f in (alone_, taught)]
+        right = [
+            float((f.probs(test).argmax(1) == labels).float().mean()) for f in (alone_, taught)
+        ]
         assert right[0] <= 0.5 and right[1] > 0.8, name
 
 
-# -- what it answers -----------------------------------------------------------------------------------
+# -- what it answers -------------------------------------------------------------------------------
 
 
 def test_answers_are_probabilities_with_a_floor_also_of_classes_never_seen() -> None:
@@ -282,12 +305,27 @@ def test_what_is_no_probability_is_refused_as_soon_as_it_is_fitted(answer: Any, 
 
 def test_sums_are_1_to_a_rounding_and_then_exactly() -> None:
     x, y = some(CHECKED_ROWS)
-    answer = BlackBoxModel("b", lambda: Says(np.full((CHECKED_ROWS, K), 0.2502)), K).fit(x, y).probs(x)
+    answer = (
+        BlackBoxModel("b", lambda: Says(np.full((CHECKED_ROWS, K), 0.2502)), K).fit(x, y).probs(x)
+    )
     assert torch.equal(answer, torch.full((CHECKED_ROWS, K), 0.25))
 
 
 @pytest.mark.parametrize(
-    "classes", [["a", "b"], ["0", "1"], [0, 0], [0, 4], [-1, 0], [0.5, 1], [0, np.nan], [[0, 1]], [[0], [0, 1]], 1, []]
+    "classes",
+    [
+        ["a", "b"],
+        ["0", "1"],
+        [0, 0],
+        [0, 4],
+        [-1, 0],
+        [0.5, 1],
+        [0, np.nan],
+        [[0, 1]],
+        [[0], [0, 1]],
+        1,
+        [],
+    ],
 )
 def test_other_classes_than_it_was_given_are_refused(classes: Any) -> None:
     odd = Says(None)
@@ -319,13 +357,15 @@ def test_a_public_row_is_answered_by_the_fit_that_did_not_hear_of_it() -> None:
     folds, x = CrossFit(odd=Fixed(0.9, 0.1), even=Fixed(0.2, 0.8)), torch.zeros(4, 3)
     answer = folds.public_log_probs(x, torch.tensor([2, 5, 7, 4])).exp()
     assert torch.allclose(answer[:, 0], torch.tensor([0.9, 0.2, 0.2, 0.9]))
-    assert torch.allclose(folds.public_log_probs(x, torch.tensor([1, 3, 5, 7])).exp()[:, 0], torch.full((4,), 0.2))
+    assert torch.allclose(
+        folds.public_log_probs(x, torch.tensor([1, 3, 5, 7])).exp()[:, 0], torch.full((4,), 0.2)
+    )
     assert torch.allclose(folds.log_probs(x).exp(), torch.tensor([0.55, 0.45]).expand(4, -1))
     one = CrossFit(folds.odd, folds.odd)
     assert torch.equal(one.log_probs(x), one.public_log_probs(x, torch.arange(4)))
 
 
-# -- the same every time -------------------------------------------------------------------------------
+# -- the same every time ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -375,7 +415,7 @@ def test_a_fit_is_kept_until_another_is_asked_for_and_dies_with_its_black_box() 
     assert kept() is None
 
 
-# -- names ---------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
 def own_box(shape: tuple[int, ...], classes: int) -> Recorder:
@@ -402,7 +442,9 @@ def test_a_name_is_a_black_box_or_a_network() -> None:
     assert not is_black_box("mlp", (6,), K)
     assert is_black_box(f"{__name__}:own_box", (6,), K)
     assert not is_black_box(f"{__name__}:own_network", (6,), K)
-    with pytest.raises(ModelError, match=r"must return a torch.nn.Module, or an object with fit and predict_proba"):
+    with pytest.raises(
+        ModelError, match=r"must return a torch.nn.Module, or an object with fit and predict_proba"
+    ):
         is_black_box(f"{__name__}:neither", (6,), K)
     with pytest.raises(ModelError, match="must return a new object at each call"):
         is_black_box(f"{__name__}:always_the_same", (6,), K)
@@ -418,7 +460,7 @@ def test_no_network_is_built_of_a_black_box() -> None:
         build(f"{__name__}:own_box", (6,), K)
 
 
-# -- packages that are extras --------------------------------------------------------------------------
+# -- packages that are extras ----------------------------------------------------------------------
 
 
 def test_an_extra_fits_any_classes_and_is_the_same_again(stand_in: str) -> None:
@@ -439,9 +481,13 @@ def test_an_extra_trains_alone_in_a_run(stand_in: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXTRAS)
-def test_without_its_package_the_error_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_package_the_error_names_the_extra(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ModelError, match=rf"{name} needs the package {name}.*pip install -e '.\[{name}\]'"):
+    with pytest.raises(
+        ModelError, match=rf"{name} needs the package {name}.*pip install -e '.\[{name}\]'"
+    ):
         check_name(name, black_boxes=True)
     with pytest.raises(FedloomError, match=rf"pip install -e '.\[{name}\]'"):
         fedloom.run("local", rounds=1, data={"name": "wine"}, models={"pool": [name]})
@@ -450,36 +496,53 @@ def test_without_its_package_the_error_names_the_extra(name: str, monkeypatch: p
     check_name("forest", black_boxes=True)
 
 
-def test_tabicl_itself_predicts_with_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real package, where it is installed, with a tiny network in place of its downloaded one."""
+def test_tabicl_itself_predicts_with_random_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real package, where it is installed, with a tiny network in place of its
+    downloaded one.
+    """
     classifier = pytest.importorskip("tabicl._sklearn.classifier")
     from tabicl._model.tabicl import TabICL
 
     narrow = dict.fromkeys(("col_num_blocks", "row_num_blocks", "icl_num_blocks", "ff_factor"), 1)
     heads = dict.fromkeys(("col_nhead", "row_nhead", "icl_nhead", "row_num_cls"), 2)
     config = {"max_classes": K, "embed_dim": 8, "col_num_inds": 4, **narrow, **heads}
-    torch.save({"config": config, "state_dict": TabICL(**config).state_dict()}, tmp_path / "weights")
+    torch.save(
+        {"config": config, "state_dict": TabICL(**config).state_dict()}, tmp_path / "weights"
+    )
     monkeypatch.setattr(classifier, "hf_hub_download", lambda **_: tmp_path / "weights")
     (x, y), public = some(40), some(4, seed=1)[0]
-    answers = [named("tabicl").fit(x, y, public, torch.full((4, K), 1 / K)).probs(some(6, seed=2)[0]) for _ in range(2)]
+    answers = [
+        named("tabicl").fit(x, y, public, torch.full((4, K), 1 / K)).probs(some(6, seed=2)[0])
+        for _ in range(2)
+    ]
     assert answers[0].shape == (6, K) and torch.equal(*answers)
     assert answers[0].sum(1).tolist() == pytest.approx([1.0] * 6, abs=1e-5)
 
 
-def test_a_trial_s_models_are_the_plain_ones_where_scikit_learn_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_s_models_are_the_plain_ones_where_scikit_learn_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They use parts of it that are not public."""
     chosen = plain_models.quick.__wrapped__  # without the cache
-    assert chosen("forest") is plain_models.QuickForest and chosen("boosting") is plain_models.quick_boosting
+    assert (
+        chosen("forest") is plain_models.QuickForest
+        and chosen("boosting") is plain_models.quick_boosting
+    )
     monkeypatch.setattr("sklearn.tree._splitter.BestSplitter", lambda criterion, columns: None)
     assert chosen("forest") is plain_models.forest
-    monkeypatch.setattr(plain_models, "_midpoints", lambda x: [np.zeros(0) for _ in x.T])  # another answer
+    # another answer
+    monkeypatch.setattr(plain_models, "_midpoints", lambda x: [np.zeros(0) for _ in x.T])
     assert chosen("boosting") is plain_models.boosting
 
 
 @pytest.mark.parametrize("kind", ["two classes", "three classes", "a number"])
 def test_a_trial_s_models_predict_what_black_boxes_do_in_less_time(kind: str) -> None:
-    """The same forest, but for ties; boosting without the columns that no leaf of five rows can split; and the same
-    boosting from borders of bins that are found at once, also in columns of more values than bins."""
+    """The same forest, but for ties; boosting without the columns that no leaf of five rows can
+    split; and the same boosting from borders of bins that are found at once, also in columns of
+    more values than bins.
+    """
     rng = np.random.default_rng(0)
     x, number = rng.normal(size=(60, 8)).astype(np.float32), kind == "a number"
     signal = x[:, 0] + rng.normal(size=60)
@@ -488,7 +551,8 @@ def test_a_trial_s_models_predict_what_black_boxes_do_in_less_time(kind: str) ->
     def predicted(model: Any, rows: np.ndarray) -> Any:
         return model.predict(rows) if number else model.predict_proba(rows)
 
-    quick, forest = plain_models.QuickForest(3, number).fit(x, y), plain_models.forest(3, number).fit(x, y)
+    quick = plain_models.QuickForest(3, number).fit(x, y)
+    forest = plain_models.forest(3, number).fit(x, y)
     apart = np.abs(predicted(quick, x) - predicted(forest, x))
     assert apart.max() <= 0.05 and np.mean(apart < 1e-9) > 0.8
     x[:, 5], x[:, 6], x[:4, 6] = 1, 0, 1  # a constant, and one that varies in four rows
@@ -501,5 +565,7 @@ def test_a_trial_s_models_predict_what_black_boxes_do_in_less_time(kind: str) ->
     x[:, 1] = np.round(x[:, 1])
     for bins in (60, 20):
         plain, quick = plain_models.boosting(3, number), plain_models.quick_boosting(3, number)
-        found = [predicted(model.set_params(max_bins=bins).fit(x, y), x) for model in (plain, quick)]
+        found = [
+            predicted(model.set_params(max_bins=bins).fit(x, y), x) for model in (plain, quick)
+        ]
         np.testing.assert_array_equal(*found)

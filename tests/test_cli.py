@@ -30,14 +30,24 @@ from tests.command import Done
 FAST = ["-s", "models.pool=['linear']", "-s", "data.clients=3", "-s", "evaluate.points=2"]
 
 
-def test_a_first_run_a_second_and_their_reports(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+def test_a_first_run_a_second_and_their_reports(
+    fedloom: Callable[..., Done], tmp_path: Path
+) -> None:
     for folder in ("fedal", "fedal-2"):
         done = fedloom("run", "fedal", "--rounds", "2", *FAST)
         assert f"report  runs/{folder}/report.html" in done.stdout
-        assert (tmp_path / "runs" / folder / "report.html").read_text().lower().startswith("<!doctype html>")
+        assert (
+            (tmp_path / "runs" / folder / "report.html")
+            .read_text()
+            .lower()
+            .startswith("<!doctype html>")
+        )
     assert re.search(r"fedal\s.*\d\d?\.\d%", done.stdout)
     assert "round 2/2" in done.stdout
-    one, two = (json.loads((tmp_path / "runs" / f / "result.json").read_text()) for f in ("fedal", "fedal-2"))
+    one, two = (
+        json.loads((tmp_path / "runs" / f / "result.json").read_text())
+        for f in ("fedal", "fedal-2")
+    )
     assert one["state_sha256"] == two["state_sha256"]
     page = fedloom("report", "runs/fedal").stdout
     assert "runs/fedal/report.html" in page
@@ -45,10 +55,15 @@ def test_a_first_run_a_second_and_their_reports(fedloom: Callable[..., Done], tm
     assert (tmp_path / "both.html").stat().st_size > 10_000
 
 
-def test_resume_finds_the_last_run_of_that_very_name(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+def test_resume_finds_the_last_run_of_that_very_name(
+    fedloom: Callable[..., Done], tmp_path: Path
+) -> None:
     for name in ("fedal", "fedal-2", "fedal-skew", "fedal-10"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-    assert "runs/fedal-10/report.html" in fedloom("run", "fedal", "--rounds", "1", "--resume", *FAST).stdout
+    assert (
+        "runs/fedal-10/report.html"
+        in fedloom("run", "fedal", "--rounds", "1", "--resume", *FAST).stdout
+    )
     assert "runs/fedal-11/report.html" in fedloom("run", "fedal", "--rounds", "1", *FAST).stdout
 
 
@@ -60,10 +75,17 @@ def test_the_folder_repeats_its_run(fedloom: Callable[..., Done], tmp_path: Path
 
 
 def test_a_comparison(fedloom: Callable[..., Done], tmp_path: Path) -> None:
-    done = fedloom("compare", "fedal", "local", "--seeds", "0-1", "--rounds", "1", "--out", "c", *FAST)
+    done = fedloom(
+        "compare", "fedal", "local", "--seeds", "0-1", "--rounds", "1", "--out", "c", *FAST
+    )
     assert "fedal - local" in done.stdout and "over 2 seeds" in done.stdout
     found = json.loads((tmp_path / "c" / "comparison.json").read_text())
-    assert [r["folder"] for r in found["runs"]] == ["fedal-seed0", "fedal-seed1", "local-seed0", "local-seed1"]
+    assert [r["folder"] for r in found["runs"]] == [
+        "fedal-seed0",
+        "fedal-seed1",
+        "local-seed0",
+        "local-seed1",
+    ]
     assert (tmp_path / "c" / "report.html").exists()
     assert (tmp_path / "c" / "fedal-seed0" / "report.html").exists()
     assert "fedal-seed0/report.html" in (tmp_path / "c" / "report.html").read_text()
@@ -72,15 +94,24 @@ def test_a_comparison(fedloom: Callable[..., Done], tmp_path: Path) -> None:
 def test_results_on_validation_rows_say_so(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     settings = ["-s", "rounds=1", "-s", "data.clients=2", "-s", "models.pool=['linear']"]
     tested = fedloom("compare", "fedmd", "local", *settings, "--out", "tested").stdout
-    chosen = fedloom("compare", "fedmd", "local", *settings, "-s", "data.validation=0.2", "--out", "chosen").stdout
+    chosen = fedloom(
+        "compare", "fedmd", "local", *settings, "-s", "data.validation=0.2", "--out", "chosen"
+    ).stdout
     words = "measured on validation rows, 20 % of the training rows, and not on the test rows"
     assert words in chosen and "validation" not in tested
     assert f"M{words[1:]}." in (tmp_path / "chosen/report.html").read_text()
     one, other = (
-        json.loads(next((tmp_path / name).glob("fedmd*/result.json")).read_text()) for name in ("tested", "chosen")
+        json.loads(next((tmp_path / name).glob("fedmd*/result.json")).read_text())
+        for name in ("tested", "chosen")
     )
-    assert one["test_sha256"] != other["test_sha256"] and (one["validation"], other["validation"]) == (0, 0.2)
-    pages = [next((tmp_path / name).glob("fedmd*/report.html")).read_text() for name in ("tested", "chosen")]
+    assert one["test_sha256"] != other["test_sha256"] and (
+        one["validation"],
+        other["validation"],
+    ) == (0, 0.2)
+    pages = [
+        next((tmp_path / name).glob("fedmd*/report.html")).read_text()
+        for name in ("tested", "chosen")
+    ]
     assert ["on validation rows" in page for page in pages] == [False, True]
     assert ["the global validation set" in page for page in pages] == [False, True]
 
@@ -106,7 +137,10 @@ def test_lists_and_copies_need_no_torch_once_they_are_cached(tmp_path: Path) -> 
         return done.stdout.endswith("True\n")
 
     assert slow("list", "methods")  # reads the pages
-    others = ["copy", "fedmd", str(tmp_path / "a.py")], ["certs", "north", "--all-here", "--out", str(tmp_path / "fed")]
+    others = (
+        ["copy", "fedmd", str(tmp_path / "a.py")],
+        ["certs", "north", "--all-here", "--out", str(tmp_path / "fed")],
+    )
     for arguments in (["list"], ["list", "fedal"], ["list", "experiments"], *others):
         assert not slow(*arguments), arguments
     assert (tmp_path / "a.py").read_text() == source_of("fedmd").read_text()
@@ -115,7 +149,9 @@ def test_lists_and_copies_need_no_torch_once_they_are_cached(tmp_path: Path) -> 
     assert slow("list", "methods") and json.loads(entry.read_text())["methods"]
 
 
-def test_a_wheel_has_the_lists_of_its_own_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_has_the_lists_of_its_own_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(listing, "INDEX", tmp_path / "listing.json")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     listing.write_index()
@@ -165,8 +201,14 @@ def test_completion_knows_the_names(words: str, expected: set[str]) -> None:
     split = ["fedloom", *re.findall(r"'.*|[^ =]+|=", words)]
     line = {"COMP_WORDS": "\n".join(split), "COMP_CWORD": str(len(split) - 1)}
     environment = {**os.environ, "_FEDLOOM_COMPLETE": "complete_bash", **line}
-    command = [sys.executable, "-c", "from fedloom.cli import main; import sys; sys.argv = ['fedloom']; main()"]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout.split("\n")
+    command = [
+        sys.executable,
+        "-c",
+        "from fedloom.cli import main; import sys; sys.argv = ['fedloom']; main()",
+    ]
+    found = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    ).stdout.split("\n")
     assert expected <= set(found), found
 
 
@@ -185,25 +227,42 @@ def test_the_settings_of_a_method(fedloom: Callable[..., Done]) -> None:
 
 
 def test_json_and_quiet(fedloom: Callable[..., Done], tmp_path: Path) -> None:
-    shown = json.loads(fedloom("run", "fedal", "--rounds", "1", "--out", "a", "--json", *FAST).stdout)
+    shown = json.loads(
+        fedloom("run", "fedal", "--rounds", "1", "--out", "a", "--json", *FAST).stdout
+    )
     result = json.loads((tmp_path / "a" / "result.json").read_text())
-    assert shown.items() >= result.items() and shown["folder"] == "a" and (tmp_path / "a" / "report.html").is_file()
+    assert (
+        shown.items() >= result.items()
+        and shown["folder"] == "a"
+        and (tmp_path / "a" / "report.html").is_file()
+    )
     line = fedloom("run", "fedal", "--rounds", "1", "--out", "b", "--quiet", *FAST).stdout
     assert line == f"fedal: accuracy {result['accuracy']['mean']:.1%}\n"
     both = "compare", "fedal", "local", "--seeds", "0-1", "--rounds", "1"
     shown = json.loads(fedloom(*both, "--out", "c", "--json", *FAST).stdout)
     assert shown["runs"] == json.loads((tmp_path / "c" / "comparison.json").read_text())["runs"]
     line = fedloom(*both, "--out", "c", "--resume", "--quiet", *FAST).stdout
-    assert line == f"{shown['verdict']}\n" and re.search(r"95% .* to .*, 2 seeds$", shown["verdict"])
+    assert line == f"{shown['verdict']}\n" and re.search(
+        r"95% .* to .*, 2 seeds$", shown["verdict"]
+    )
 
 
 @pytest.mark.slow
 def test_a_log_is_short(fedloom: Callable[..., Done]) -> None:
     lines = fedloom("run", "fedal", "--rounds", "40", "--out", "a", *FAST).stdout.splitlines()
-    assert [re.search(r"round (\d+/\d+)", line)[1] for line in lines[:4]] == ["10/40", "20/40", "30/40", "40/40"]
+    assert [re.search(r"round (\d+/\d+)", line)[1] for line in lines[:4]] == [
+        "10/40",
+        "20/40",
+        "30/40",
+        "40/40",
+    ]
     assert len(lines) < 15
-    lines = fedloom("compare", "fedal", "local", "--rounds", "8", "--out", "c", *FAST).stdout.splitlines()
-    assert sum("round 8/8" in line for line in lines) == 2 and not any("round 7/8" in line for line in lines)
+    lines = fedloom(
+        "compare", "fedal", "local", "--rounds", "8", "--out", "c", *FAST
+    ).stdout.splitlines()
+    assert sum("round 8/8" in line for line in lines) == 2 and not any(
+        "round 7/8" in line for line in lines
+    )
 
 
 def test_a_folder_alone_is_resumed_and_a_finished_run_keeps_its_length(
@@ -213,26 +272,35 @@ def test_a_folder_alone_is_resumed_and_a_finished_run_keeps_its_length(
     before = (tmp_path / "a" / "result.json").read_bytes()
     assert "report  a/report.html" in fedloom("run", "--resume", "--out", "a").stdout
     assert (
-        json.loads(before)["state_sha256"] == json.loads((tmp_path / "a" / "result.json").read_text())["state_sha256"]
+        json.loads(before)["state_sha256"]
+        == json.loads((tmp_path / "a" / "result.json").read_text())["state_sha256"]
     )
     longer = fedloom("run", "--resume", "--out", "a", "--rounds", "5", code=2).stderr
     assert "holds a finished run of 2 rounds, which cannot be changed to 5" in longer
     fedloom("compare", "fedal", "local", "--rounds", "1", "--out", "c", *FAST)
-    assert "c holds several runs: repeat the command" in fedloom("run", "--resume", "--out", "c", code=2).stderr
+    assert (
+        "c holds several runs: repeat the command"
+        in fedloom("run", "--resume", "--out", "c", code=2).stderr
+    )
 
 
 def test_no_round_is_reported(fedloom: Callable[..., Done]) -> None:
-    assert "No round was run: the models are untrained." in fedloom("run", "fedal", "--rounds", "0", *FAST).stdout
+    assert (
+        "No round was run: the models are untrained."
+        in fedloom("run", "fedal", "--rounds", "0", *FAST).stdout
+    )
     assert "untrained" not in fedloom("run", "fedal", "--rounds", "1", *FAST).stdout
 
 
 def test_who_holds_what(fedloom: Callable[..., Done], tmp_path: Path) -> None:
-    done = fedloom("data", "digits", "--clients", "4", "-s", "data.options.alpha=0.1", "--plot", "who.png")
+    done = fedloom(
+        "data", "digits", "--clients", "4", "-s", "data.options.alpha=0.1", "--plot", "who.png"
+    )
     assert "1,797 rows" in done.stdout
     assert (tmp_path / "who.png").read_bytes().startswith(b"\x89PNG")
-    counts = json.loads(fedloom("data", "digits", "--clients", "4", "-s", "data.public_rows=300", "--json").stdout)[
-        "counts"
-    ]
+    counts = json.loads(
+        fedloom("data", "digits", "--clients", "4", "-s", "data.public_rows=300", "--json").stdout
+    )["counts"]
     assert len(counts) == 4 and sum(map(sum, counts)) == 1797 - 300 - 451
 
 
@@ -247,11 +315,20 @@ def test_what_the_server_has_and_who_is_in_no_round(fedloom: Callable[..., Done]
     assert "at the server" not in bare and "unseen in training" not in bare
 
 
-def test_a_comparison_takes_no_method_from_its_config(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+def test_a_comparison_takes_no_method_from_its_config(
+    fedloom: Callable[..., Done], tmp_path: Path
+) -> None:
     """Nor what that method would need."""
-    (tmp_path / "base.toml").write_text('title = "T"\nmethod = "augfl"\nname = "n"\n[compare]\nmethods = ["fedlp"]\n')
-    fedloom("compare", "fedal", "local", "--config", "base.toml", "--rounds", "1", "--out", "c", *FAST)
-    assert sorted(p.name for p in (tmp_path / "c").iterdir() if p.is_dir()) == ["fedal-seed0", "local-seed0"]
+    (tmp_path / "base.toml").write_text(
+        'title = "T"\nmethod = "augfl"\nname = "n"\n[compare]\nmethods = ["fedlp"]\n'
+    )
+    fedloom(
+        "compare", "fedal", "local", "--config", "base.toml", "--rounds", "1", "--out", "c", *FAST
+    )
+    assert sorted(p.name for p in (tmp_path / "c").iterdir() if p.is_dir()) == [
+        "fedal-seed0",
+        "local-seed0",
+    ]
     assert json.loads((tmp_path / "c" / "comparison.json").read_text())["title"] == "T"
     for name in ("fedal", "local"):
         resolved = tomllib.loads((tmp_path / "c" / f"{name}-seed0" / "config.toml").read_text())
@@ -266,9 +343,13 @@ def test_bundled_data_need_no_settings(name: str, fedloom: Callable[..., Done]) 
 def test_the_servers_own_model(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     """Trained on the server's rows, then taken by a run on the same data, and by no other."""
     assert "such as data.server_rows=1000" in fedloom("pretrain", "--model", "mlp", code=2).stderr
-    assert "name one of fedloom list models" in fedloom("pretrain", "-s", "data.server_rows=300", code=2).stderr
+    assert (
+        "name one of fedloom list models"
+        in fedloom("pretrain", "-s", "data.server_rows=300", code=2).stderr
+    )
     (tmp_path / "my.toml").write_text(
-        'method = "fedavg"\nrounds = 1\n[data]\nclients = 3\nserver_rows = 300\n[pretrained]\nmodel = "mlp"\n'
+        'method = "fedavg"\nrounds = 1\n[data]\nclients = 3\nserver_rows = '
+        '300\n[pretrained]\nmodel = "mlp"\n'
     )
     done = fedloom("pretrain", "my.toml", "--epochs", "3", "--out", "own.safetensors")
     assert "mlp: 4,810 parameters, norm none; 300 rows of digits" in done.stdout
@@ -278,13 +359,28 @@ def test_the_servers_own_model(fedloom: Callable[..., Done], tmp_path: Path) -> 
         "data": {"name": "digits", "server_rows": 300},
         "pretrained": {"file": "own.safetensors"},
     }
-    assert "already exists; add --force" in fedloom("pretrain", "my.toml", "--out", "own.safetensors", code=2).stderr
-    assert "--out must be a .safetensors file" in fedloom("pretrain", "my.toml", "--out", "own.pt", code=2).stderr
+    assert (
+        "already exists; add --force"
+        in fedloom("pretrain", "my.toml", "--out", "own.safetensors", code=2).stderr
+    )
+    assert (
+        "--out must be a .safetensors file"
+        in fedloom("pretrain", "my.toml", "--out", "own.pt", code=2).stderr
+    )
     fedloom("run", "my.toml", "-s", "pretrained.file=own.safetensors", "--seed", "5")
-    other = fedloom("run", "my.toml", "-s", "pretrained.file=own.safetensors", "-s", "data.server_rows=200", code=2)
+    other = fedloom(
+        "run",
+        "my.toml",
+        "-s",
+        "pretrained.file=own.safetensors",
+        "-s",
+        "data.server_rows=200",
+        code=2,
+    )
     assert "may include client or test rows" in other.stderr
     text = (tmp_path / "my.toml").read_text()
-    (tmp_path / "later.toml").write_text(f'{text}epochs = 3\nfile = "b.safetensors"\n')  # as runs to come have it
+    # as runs to come have it
+    (tmp_path / "later.toml").write_text(f'{text}epochs = 3\nfile = "b.safetensors"\n')
     fedloom("pretrain", "later.toml", "--out", "b.safetensors")
     fedloom("run", "later.toml")
     assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "own.safetensors").read_bytes()
@@ -300,27 +396,43 @@ def test_a_page_of_the_user(fedloom: Callable[..., Done], tmp_path: Path) -> Non
     assert "already exists" in fedloom("copy", "fedal", "mine.py", code=2).stderr
 
 
-def test_a_page_is_named_by_its_file_without_the_folder(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+def test_a_page_is_named_by_its_file_without_the_folder(
+    fedloom: Callable[..., Done], tmp_path: Path
+) -> None:
     fedloom("copy", "fedmd", "mine.py")
     page = str(tmp_path / "mine.py")
-    assert fedloom("run", "--method", page, "--rounds", "1", *FAST).stdout.startswith("mine  round 1/1")
+    assert fedloom("run", "--method", page, "--rounds", "1", *FAST).stdout.startswith(
+        "mine  round 1/1"
+    )
     fedloom("compare", page, f"{page}:fedmd-lf", "local", "--rounds", "1", "--out", "c", *FAST)
-    assert {p.name for p in (tmp_path / "c").iterdir() if p.is_dir()} == {"mine-seed0", "fedmd-lf-seed0", "local-seed0"}
+    assert {p.name for p in (tmp_path / "c").iterdir() if p.is_dir()} == {
+        "mine-seed0",
+        "fedmd-lf-seed0",
+        "local-seed0",
+    }
 
 
 def test_a_network_of_the_user(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(
-        "from torch import nn\n\n"
-        "def tiny(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+        "from torch import nn\n\ndef tiny(shape, classes):\n    return "
+        "nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
     )
     fedloom("run", "fedal", "--rounds", "1", "--out", "r", *FAST, "-s", "models.pool=['nets:tiny']")
-    assert json.loads((tmp_path / "r" / "partition.json").read_text())["architectures"] == ["nets:tiny"] * 3
+    assert (
+        json.loads((tmp_path / "r" / "partition.json").read_text())["architectures"]
+        == ["nets:tiny"] * 3
+    )
 
 
-def test_the_end_says_where_the_reasons_of_failures_are(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+def test_the_end_says_where_the_reasons_of_failures_are(
+    fedloom: Callable[..., Done], tmp_path: Path
+) -> None:
     assert "call failures" not in fedloom("run", "fedmd", "--rounds", "1", *FAST).stdout
     done = fedloom("run", "fedmd", "--rounds", "4", "--out", "r", *FAST, "-s", "faults.crash=0.4")
-    assert "call failures  r/tracebacks.log" in done.stdout and (tmp_path / "r" / "tracebacks.log").exists()
+    assert (
+        "call failures  r/tracebacks.log" in done.stdout
+        and (tmp_path / "r" / "tracebacks.log").exists()
+    )
 
 
 @pytest.mark.parametrize(
@@ -336,12 +448,18 @@ def test_the_end_says_where_the_reasons_of_failures_are(fedloom: Callable[..., D
         (["run", "fedal", "--device", "cuda:77"], "is not available here"),
         (["run", "fedal", "-s", "engine.address=1.2.3.4"], "address belongs to the engine ray"),
         (["run", "fedal", "-s", "engine.chunk_size=3"], "chunk_size belongs to the engine batched"),
-        (["run", "fedal", "--engine", "batched", "-s", "engine.memory_mb=3"], "memory_mb belongs to the engine local"),
+        (
+            ["run", "fedal", "--engine", "batched", "-s", "engine.memory_mb=3"],
+            "memory_mb belongs to the engine local",
+        ),
         (["run", "fedal", "-s", "data.name=mnits"], "Did you mean 'mnist'?"),
         (["run", "fedal", "--resume"], "no run of 'fedal' in runs/"),
         (["run", "--method", "nowhere.py"], "nowhere.py does not exist"),
         (["compare", "fedal", "local", "--seeds", "a"], "--seeds takes a number of seeds"),
-        (["compare", "fedal", "quickstart"], "quickstart is an experiment, not a method: use fedloom run quickstart"),
+        (
+            ["compare", "fedal", "quickstart"],
+            "quickstart is an experiment, not a method: use fedloom run quickstart",
+        ),
         (["compare", "a.toml", "fedal"], "or fedloom compare METHOD... --config a.toml"),
         (["report", "nowhere"], "nowhere"),
         (["list", "mehtods"], "Did you mean 'methods'?"),
@@ -352,8 +470,14 @@ def test_the_end_says_where_the_reasons_of_failures_are(fedloom: Callable[..., D
         (["run", "fedal", "--preset", "paper"], "no option --preset: write -s preset=VALUE"),
         (["run", "fedal", "--tau", "3"], "no option --tau: write -s params.tau=VALUE"),
         (["run", "fedal", "-s", "tau=3"], "tau: there is no such setting. Write params.tau."),
-        (["run", "fedal", "-s", "alpha=3"], "alpha: there is no such setting. Write data.options.alpha."),
-        (["run", "fedal", "-s", "clients=3"], "clients: there is no such setting. Write data.clients."),
+        (
+            ["run", "fedal", "-s", "alpha=3"],
+            "alpha: there is no such setting. Write data.options.alpha.",
+        ),
+        (
+            ["run", "fedal", "-s", "clients=3"],
+            "clients: there is no such setting. Write data.clients.",
+        ),
         (
             ["run", "fedal", "-s", "models.pool=mlp,cnn"],
             "models.pool: must be a list, such as ['mlp', 'cnn'], not 'mlp,cnn'",
@@ -372,7 +496,9 @@ def test_mistakes_get_a_sentence_and_no_traceback(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["report"], ["list"], ["data"], ["copy"]])
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["compare"], ["report"], ["list"], ["data"], ["copy"]]
+)
 def test_help_teaches(command: list[str], fedloom: Callable[..., Done]) -> None:
     shown = fedloom(*command, "--help").stdout
     assert "Usage" in shown and len(shown.splitlines()) > 8
@@ -391,10 +517,14 @@ def test_help_shows_words_in_square_brackets() -> None:
     assert seen > 3
 
 
-def test_ctrl_c_saves_and_the_same_command_with_resume_continues(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_the_same_command_with_resume_continues(
+    fedloom: Callable[..., Done], tmp_path: Path
+) -> None:
     command = ["run", "fedal", "--rounds", "60", "--out", "r", *FAST]
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedloom", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [sys.executable, "-m", "fedloom", *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
     while not (tmp_path / "r" / "environment.json").exists():
         time.sleep(0.01)
@@ -411,10 +541,25 @@ def test_ctrl_c_saves_and_the_same_command_with_resume_continues(fedloom: Callab
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_pretraining_is_answered_and_loses_no_epoch(fedloom: Callable[..., Done], tmp_path: Path) -> None:
-    command = ["pretrain", "--model", "mlp", "--epochs", "400", "-s", "data.server_rows=400", "--out", "a.safetensors"]
+def test_ctrl_c_in_a_pretraining_is_answered_and_loses_no_epoch(
+    fedloom: Callable[..., Done], tmp_path: Path
+) -> None:
+    command = [
+        "pretrain",
+        "--model",
+        "mlp",
+        "--epochs",
+        "400",
+        "-s",
+        "data.server_rows=400",
+        "--out",
+        "a.safetensors",
+    ]
     with subprocess.Popen(
-        [sys.executable, "-m", "fedloom", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "fedloom", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         while not (tmp_path / "a.safetensors.part").exists():
             time.sleep(0.01)
@@ -429,12 +574,27 @@ def test_ctrl_c_in_a_pretraining_is_answered_and_loses_no_epoch(fedloom: Callabl
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_runs_own_pretraining_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_a_runs_own_pretraining_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    command = ["run", "fedlp", "--rounds", "1", "--out", "r", *FAST, "-s", "pretrained.epochs=100_000"]
+    command = [
+        "run",
+        "fedlp",
+        "--rounds",
+        "1",
+        "--out",
+        "r",
+        *FAST,
+        "-s",
+        "pretrained.epochs=100_000",
+    ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedloom", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "fedloom", *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stderr is not None
     while not list(tmp_path.glob("cache/fedloom/models/*.part")):
@@ -448,7 +608,13 @@ def test_ctrl_c_in_a_runs_own_pretraining_is_answered(tmp_path: Path, monkeypatc
 
 
 def test_small_things() -> None:
-    assert [size(n, " ") for n in (0, 999, 1500, 7_680_000, 3e12)] == ["0 B", "999 B", "1.50 kB", "7.68 MB", "3.00 TB"]
+    assert [size(n, " ") for n in (0, 999, 1500, 7_680_000, 3e12)] == [
+        "0 B",
+        "999 B",
+        "1.50 kB",
+        "7.68 MB",
+        "3.00 TB",
+    ]
     assert seeds_of("0,2-4,9") == [0, 2, 3, 4, 9]
     with pytest.raises(ConfigError, match="--seeds takes a number of seeds"):
         seeds_of("1-")
@@ -457,13 +623,19 @@ def test_small_things() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "fedal", "-s", "models.pool=[mlp]"], "quote it in a shell, as in -s 'models.pool="),
+        (
+            ["run", "fedal", "-s", "models.pool=[mlp]"],
+            "quote it in a shell, as in -s 'models.pool=",
+        ),
         (["compare", "fedal", "local", "--seeds", "3-1"], "--seeds takes a number of seeds"),
         (["run", "search.toml"], "use fedloom sweep search.toml"),
         (["run", "folder.toml"], "folder.toml is a folder, not a file"),
         (["run", "rows.csv"], "fedloom data rows.csv writes the settings of a run"),
         (["run", "fedal", "--out", "runs", "--resume"], "runs has files but no run to resume"),
-        (["data", "digits", "--plot", "who.xyz"], "--plot must end in .png, .svg or .pdf, not who.xyz"),
+        (
+            ["data", "digits", "--plot", "who.xyz"],
+            "--plot must end in .png, .svg or .pdf, not who.xyz",
+        ),
         (["data", "digits", "--plot", "nowhere/who.png"], "the folder nowhere does not exist"),
         (["certs", "--revoke", "--out", "fed"], "names of the nodes whose certificates"),
         (["certs", "a", "--out", "file"], "file is a file"),
@@ -494,7 +666,9 @@ def test_more_mistakes_get_a_sentence(
 )
 def test_a_relay_is_not_needed_any_more(fedloom: Callable[..., Done], arguments: list[str]) -> None:
     done = fedloom(*arguments, code=2)
-    assert "was removed: nodes dial the coordinator and need no open port" in done.stderr.replace("\n", " ")
+    assert "was removed: nodes dial the coordinator and need no open port" in done.stderr.replace(
+        "\n", " "
+    )
 
 
 @pytest.mark.parametrize("line", ["reproduce fedal-table-6 --plan", "list reproductions"])

@@ -16,13 +16,19 @@ from fedloom.cli import main
 from fedloom.data.alignment import align
 from fedloom.experiment.run import aligning
 
-# Byte order mark, CRLF, quotes, a line break in a field, no newline at the end; and a plain file with other columns.
-CLINIC = b'\xef\xbb\xbfpatient,age,note\r\nP 1,30,"a, ""b"""\r\np2,040,"two\r\nlines"\r\n\r\nP3,50,caf\xc3\xa9'
+# Byte order mark, CRLF, quotes, a line break in a field, no newline at the end; and a plain file
+# with other columns.
+CLINIC = (
+    b'\xef\xbb\xbfpatient,age,note\r\nP 1,30,"a, '
+    b'""b"""\r\np2,040,"two\r\nlines"\r\n\r\nP3,50,caf\xc3\xa9'
+)
 LAB = b'x,subject_no\n1.50,p3\n2,"  p  1 "\n3,q9\n'
 
 
 @pytest.fixture
-def fedloom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def fedloom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
     """The command, called in a folder with two files; what it prints, to both streams."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clinic.csv").write_bytes(CLINIC)
@@ -46,7 +52,9 @@ IDS = ["--id", "patient", "--id", "subject_no"]
 def test_two_files(backend: str, fedloom: Callable[..., str], tmp_path: Path) -> None:
     text = fedloom("clinic.csv", "lab.csv", *IDS, "--out", "a/b", "--backend", backend)
     out = tmp_path / "a" / "b"
-    assert [line.split() for line in text.splitlines() if line.startswith(("clinic  ", "lab  "))] == [
+    assert [
+        line.split() for line in text.splitlines() if line.startswith(("clinic  ", "lab  "))
+    ] == [
         ["clinic", "3", "2", "1"],
         ["lab", "3", "2", "1"],
     ]
@@ -76,7 +84,9 @@ def test_a_note_on_ids_is_shown_and_not_kept(fedloom: Callable[..., str], tmp_pa
     (tmp_path / "a.csv").write_text("id,x\n71001,1\n71002,2\n")
     (tmp_path / "b.csv").write_text("id,y\n071001,1\n71002,2\n")
     text = fedloom("a.csv", "b.csv", "--id", "id", "--out", "o")
-    assert "differ from one of a in writing only, such as '071001' and '71001'" in " ".join(text.split())
+    assert "differ from one of a in writing only, such as '071001' and '71001'" in " ".join(
+        text.split()
+    )
     assert "71001" not in (tmp_path / "o" / "alignment.json").read_text()
 
 
@@ -97,7 +107,9 @@ def test_three_files_of_many_rows(fedloom: Callable[..., str], tmp_path: Path) -
     assert all([who for who, _ in rows[name]] == order for name in "bc")
 
 
-def test_force_replaces_and_without_it_nothing_is_touched(fedloom: Callable[..., str], tmp_path: Path) -> None:
+def test_force_replaces_and_without_it_nothing_is_touched(
+    fedloom: Callable[..., str], tmp_path: Path
+) -> None:
     command = ["clinic.csv", "lab.csv", *IDS, "--backend", "plain", "--out", "o"]
     fedloom(*command)
     (tmp_path / "o" / "lab.aligned.csv").write_text("old")
@@ -116,16 +128,27 @@ def test_nobody_in_common_is_reported(fedloom: Callable[..., str], tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["clinic.csv", "lab.csv", "--id", "patient"], "lab.csv has no column 'patient'; it has: x, subject_no"),
+        (
+            ["clinic.csv", "lab.csv", "--id", "patient"],
+            "lab.csv has no column 'patient'; it has: x, subject_no",
+        ),
         (["clinic.csv", "--id", "patient"], "files of at least two parties, not 1"),
-        (["clinic.csv", "lab.csv", *IDS, "--id", "third"], "once for each of the 2 files, not 3 times"),
+        (
+            ["clinic.csv", "lab.csv", *IDS, "--id", "third"],
+            "once for each of the 2 files, not 3 times",
+        ),
         (["clinic.csv", "nowhere.csv", "--id", "patient"], "there is no file nowhere.csv"),
         (["clinic.csv", "x/clinic.csv", "--id", "patient"], "several are named clinic"),
-        (["clinic.csv", "lab.csv", *IDS, "--backend", "open"], "The backend must be openmined or plain, not 'open'"),
+        (
+            ["clinic.csv", "lab.csv", *IDS, "--backend", "open"],
+            "The backend must be openmined or plain, not 'open'",
+        ),
         (["clinic.csv", "lab.csv"], "--id"),
     ],
 )
-def test_mistakes_get_a_sentence(arguments: list[str], text: str, fedloom: Callable[..., str], tmp_path: Path) -> None:
+def test_mistakes_get_a_sentence(
+    arguments: list[str], text: str, fedloom: Callable[..., str], tmp_path: Path
+) -> None:
     said = fedloom(*arguments, "--out", "o", code=2)
     assert text in said and "Traceback" not in said
     assert not (tmp_path / "o").exists()
@@ -141,12 +164,17 @@ def test_mistakes_get_a_sentence(arguments: list[str], text: str, fedloom: Calla
         (b"patient,y\na,1\nb,1,2\n", "bad.csv, line 3: 3 fields, but the header has 2"),
         (b"patient,y\na,1\nb,\xff\n", "bad.csv, line 3 is not UTF-8 text"),
         (b'patient,y\na,1\nb,"open\n', "unexpected end of data"),
-        (b"patient,y\na,1\nA ,2\n,3\n", "bad: 1 of 3 rows lack an id (3, counted from 1) and 2 of 3 rows share an id"),
+        (
+            b"patient,y\na,1\nA ,2\n,3\n",
+            "bad: 1 of 3 rows lack an id (3, counted from 1) and 2 of 3 rows share an id",
+        ),
         ("patient,y\n".encode("utf-16"), "bad.csv, line 1 is not UTF-8 text"),
         (b",".join(b"c%d" % i for i in range(30)) + b"\n", "c18, c19 and 10 more"),
     ],
 )
-def test_files_that_cannot_be_read(content: bytes, text: str, fedloom: Callable[..., str], tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(
+    content: bytes, text: str, fedloom: Callable[..., str], tmp_path: Path
+) -> None:
     (tmp_path / "bad.csv").write_bytes(content)
     said = fedloom("clinic.csv", "bad.csv", "--id", "patient", "--out", "o", code=2)
     assert text in said and "Traceback" not in said

@@ -28,7 +28,9 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lines = ["patient_id,hospital,age,sex,disease"]
     for row in range(60):
         age = "" if row == 5 else 30 + row * 7 % 40
-        lines.append(f"p{row:02},{'ABC'[row % 3]},{age},{'fm'[row % 2]},{'yes' if row % 4 == 0 else 'no'}")
+        lines.append(
+            f"p{row:02},{'ABC'[row % 3]},{age},{'fm'[row % 2]},{'yes' if row % 4 == 0 else 'no'}"
+        )
     Path("my.csv").write_text("\n".join(lines) + "\n")
     return Path("my.csv")
 
@@ -40,11 +42,17 @@ def test_a_file_is_shown_with_settings_that_work(
     shown = capsys.readouterr().out
     assert "label     disease (a guess): no (45), yes (15)" in shown
     assert "owners    perhaps hospital: --group hospital" in shown
-    assert "dropped   patient_id: an identifier by its name" in shown and "missing   age (1)" in shown
+    assert (
+        "dropped   patient_id: an identifier by its name" in shown and "missing   age (1)" in shown
+    )
     settings = shown[shown.index("[data]") :]
     assert tomllib.loads(settings)["data"] == {
-        "name": "my.csv", "label": "disease", "group": "hospital", "drop": ["patient_id"], "missing": "median",
-    }  # fmt: skip
+        "name": "my.csv",
+        "label": "disease",
+        "group": "hospital",
+        "drop": ["patient_id"],
+        "missing": "median",
+    }
     Path("my.toml").write_text(settings)
     dataset, split = data_of(read("my.toml").run)
     assert len(split.shards) == 3 and dataset.columns == ("age", "sex=f", "sex=m")
@@ -53,22 +61,44 @@ def test_a_file_is_shown_with_settings_that_work(
 def test_sections_for_nodes_build_a_party_of_each_owner(
     table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(monkeypatch, "my.csv", "--label", "disease", "-s", "data.test=0.5", "--at-nodes") == 0
+    assert (
+        command(monkeypatch, "my.csv", "--label", "disease", "-s", "data.test=0.5", "--at-nodes")
+        == 0
+    )
     first, _, second = capsys.readouterr().out.partition("# For node.toml")
     for_run, for_node = (tomllib.loads(text)["data"] for text in (first, f"#{second}"))
     assert for_run["row_schema"] == {
-        "columns": ["age", {"name": "sex", "categories": ["f", "m"]}], "label": "disease", "classes": ["no", "yes"],
-    }  # fmt: skip
-    assert for_node == {"my": {
-        "rows": "my.csv", "label": "disease", "classes": ["no", "yes"], "keep": ["age", "sex"], "group": "hospital",
-        "missing": "median", "owner": "A", "test": 0.5, "categories": {"sex": ["f", "m"]},
-    }}  # fmt: skip
-    values = {"method": "local", "rounds": 1, "models": {"pool": ["linear"]}, "data": {**for_run, "clients": 3}}
+        "columns": ["age", {"name": "sex", "categories": ["f", "m"]}],
+        "label": "disease",
+        "classes": ["no", "yes"],
+    }
+    assert for_node == {
+        "my": {
+            "rows": "my.csv",
+            "label": "disease",
+            "classes": ["no", "yes"],
+            "keep": ["age", "sex"],
+            "group": "hospital",
+            "missing": "median",
+            "owner": "A",
+            "test": 0.5,
+            "categories": {"sex": ["f", "m"]},
+        }
+    }
+    values = {
+        "method": "local",
+        "rounds": 1,
+        "models": {"pool": ["linear"]},
+        "data": {**for_run, "clients": 3},
+    }
     run = check({"run": values}).run
     own = NodeData.model_validate(for_node["my"]).own
-    party = build_party(for_nodes(build(run, PrivateData())), 0, PrivateData(rows=table, own=own)).party
+    party = build_party(
+        for_nodes(build(run, PrivateData())), 0, PrivateData(rows=table, own=own)
+    ).party
     assert party.context.data is not None
-    assert (len(party.context.data), len(party.context.tests["own"])) == (9, 11)  # half of each class, rounded up
+    # half of each class, rounded up
+    assert (len(party.context.data), len(party.context.tests["own"])) == (9, 11)
     assert command(monkeypatch, "digits", "--at-nodes") == 2
 
 
@@ -97,7 +127,16 @@ def test_dates_are_shown_and_the_settings_name_them(
 def test_owners_and_settings_are_shown(
     table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--label", "disease", "--group", "hospital", "-s", "data.missing=indicator", "-s", 'data.unseen=["B"]']
+    options = [
+        "--label",
+        "disease",
+        "--group",
+        "hospital",
+        "-s",
+        "data.missing=indicator",
+        "-s",
+        'data.unseen=["B"]',
+    ]
     assert command(monkeypatch, "my.csv", *options) == 0
     shown = capsys.readouterr().out
     assert "(a guess)" not in shown and [
@@ -110,7 +149,10 @@ def test_owners_and_settings_are_shown(
     assert command(monkeypatch, "my.csv", *options, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["owners"]["A"] == [15, 5] and found["classes"] == {"no": 45, "yes": 15}
-    assert found["settings"]["data"]["unseen"] == ["B"] and found["features"] == {"age": "number", "sex": "category"}
+    assert found["settings"]["data"]["unseen"] == ["B"] and found["features"] == {
+        "age": "number",
+        "sex": "category",
+    }
     assert command(monkeypatch, "my.csv", *options, "--clients", "3") == 0
     assert "unseen in training: B\n" in capsys.readouterr().out
 
@@ -126,7 +168,11 @@ def test_owners_and_settings_are_shown(
     ],
 )
 def test_mistakes_are_named(
-    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+    table: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
 ) -> None:
     assert command(monkeypatch, *words) != 0
     assert message in " ".join(capsys.readouterr().err.split())

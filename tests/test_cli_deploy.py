@@ -34,14 +34,25 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     data = {"name": "breast_cancer", "clients": 2}
     fedloom.run(
-        "proto-evfl", out=folder / "runs" / "mine", rounds=2, params={"steps": 4, "embedding_dim": 8}, data=data
+        "proto-evfl",
+        out=folder / "runs" / "mine",
+        rounds=2,
+        params={"steps": 4, "embedding_dim": 8},
+        data=data,
     )
-    fedloom.run("split", out=folder / "runs" / "split", rounds=1, params={"embedding_dim": 8}, data=data)
+    fedloom.run(
+        "split", out=folder / "runs" / "split", rounds=1, params={"embedding_dim": 8}, data=data
+    )
     table = load_raw("breast_cancer")
     assert isinstance(table, RawTable)
-    columns: dict[str, list[object]] = {name: values[:30].tolist() for name, values in table.columns.items()}
+    columns: dict[str, list[object]] = {
+        name: values[:30].tolist() for name, values in table.columns.items()
+    }
     write(folder / "clinic.csv", {"patient": [p.upper() for p in PEOPLE], **columns})
-    write(folder / "lab.csv", {**dict(reversed(columns.items())), "patient": [*PEOPLE], "note": ["-"] * 30})
+    write(
+        folder / "lab.csv",
+        {**dict(reversed(columns.items())), "patient": [*PEOPLE], "note": ["-"] * 30},
+    )
     return folder
 
 
@@ -50,7 +61,10 @@ Command = Callable[..., str]
 
 @pytest.fixture
 def fedloom_(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Command:
     """The command, called in a copy of that folder; what it prints, to both streams."""
     place = Path(shutil.copytree(finished, tmp_path / "place"))
@@ -81,7 +95,8 @@ def test_from_a_run_to_predictions(fedloom_: Command, monkeypatch: pytest.Monkey
     shutil.rmtree("parties/party-0")
     shutil.move("parties/party-1", "elsewhere")
     text = fedloom_(
-        "predict parties/active clinic.csv --id patient -e 0=e0.safetensors --embeddings e1.safetensors --out p.csv"
+        "predict parties/active clinic.csv --id patient -e 0=e0.safetensors --embeddings "
+        "e1.safetensors --out p.csv"
     )
     assert "all 2 parties together: 30 rows" in text and "written  p.csv" in text
     with Path("p.csv").open(newline="") as file:
@@ -91,9 +106,13 @@ def test_from_a_run_to_predictions(fedloom_: Command, monkeypatch: pytest.Monkey
     found = np.array([[float(p) for p in row[2:]] for row in rows])
     assert [row[1] for row in rows] == [("malignant", "benign")[k] for k in found.argmax(1)]
     counts = {
-        line.split()[0]: line.split()[1] for line in text.splitlines() if line.startswith(("malignant", "benign"))
+        line.split()[0]: line.split()[1]
+        for line in text.splitlines()
+        if line.startswith(("malignant", "benign"))
     }
-    assert counts == {name: str([row[1] for row in rows].count(name)) for name in ("malignant", "benign")}
+    assert counts == {
+        name: str([row[1] for row in rows].count(name)) for name in ("malignant", "benign")
+    }
 
     text = fedloom_("predict elsewhere lab.csv --id patient --out alone.csv")
     assert "party 1 alone, from its prototypes: 30 rows" in text
@@ -136,7 +155,10 @@ def test_mistakes_get_a_sentence(fedloom_: Command) -> None:
         ("embed parties/party-1 lab.csv --out no/x", "the folder no does not exist"),
         ("embed parties/party-1 lab.csv --id note --out x", "30 of 30 rows share an id"),
         ("predict parties/party-1", "which predicts from its own rows"),
-        ("predict parties/party-1 lab.csv -e 0=e0", "use --embeddings with the active party's folder"),
+        (
+            "predict parties/party-1 lab.csv -e 0=e0",
+            "use --embeddings with the active party's folder",
+        ),
         ("predict split/party-1 lab.csv", "parties of split cannot predict alone"),
         ("predict parties/active", "give a file for each"),
         ("predict parties/active lab.csv -e 0=e0", "needs --id"),

@@ -9,7 +9,9 @@ from benchmarks.decision_goals import Outcome, at_most, goals, line_of, read, ta
 from benchmarks.decisions import DESIGNS, expected, labels, simulate
 
 
-@pytest.mark.parametrize("score", ["auc", "accuracy", "balanced accuracy", "log loss", "brier", "rmse", "mae", "r2"])
+@pytest.mark.parametrize(
+    "score", ["auc", "accuracy", "balanced accuracy", "log loss", "brier", "rmse", "mae", "r2"]
+)
 def test_the_expected_score_is_the_mean_over_labels(score: str) -> None:
     from fedloom.experiment.trial.contributions import contributions
 
@@ -18,7 +20,10 @@ def test_the_expected_score_is_the_mean_over_labels(score: str) -> None:
     line = signal + rng.normal(size=400)
     p = 1 / (1 + np.exp(-line))
     predicted = line if score in ("rmse", "mae", "r2") else np.stack([1 - p, p], axis=1)
-    drawn = [contributions(score, labels(score, signal, 0.3, rng), predicted, np.zeros(400))[0] for _ in range(300)]
+    drawn = [
+        contributions(score, labels(score, signal, 0.3, rng), predicted, np.zeros(400))[0]
+        for _ in range(300)
+    ]
     (found,) = expected(score, signal, 0.3, predicted[None])
     assert found == pytest.approx(np.mean(drawn), abs=4 * np.std(drawn) / np.sqrt(300) + 0.002)
 
@@ -29,7 +34,10 @@ def test_without_a_signal_no_area_differs() -> None:
 
 
 def test_an_archive_is_read_as_it_was_written(tmp_path: Path) -> None:
-    owners = [Outcome("join", 0.1, 0.02, 0.18, 0.07, 0.5, 0.9, 0.06, 0.99), Outcome("too few", *[np.nan] * 8)]
+    owners = [
+        Outcome("join", 0.1, 0.02, 0.18, 0.07, 0.5, 0.9, 0.06, 0.99),
+        Outcome("too few", *[np.nan] * 8),
+    ]
     key = ("auc", DESIGNS[0], 3, 1)
     file = tmp_path / "a.jsonl"
     file.write_text(line_of(key, owners))
@@ -44,9 +52,17 @@ def test_goals_are_met_by_the_upper_limit_of_a_rate() -> None:
     def of(decision: str, true: float) -> Outcome:
         return Outcome(decision, true, true - 0.05, true + 0.05, true, 0.4, 0.9, true, 0.5)  # type: ignore[arg-type]
 
-    owners = [of("same", 0.0)] * 200 + [of("join", -0.001)] * 8 + [of("join", 0.05)] * 4 + [of("alone", 0.02)]
+    owners = (
+        [of("same", 0.0)] * 200
+        + [of("join", -0.001)] * 8
+        + [of("join", 0.05)] * 4
+        + [of("alone", 0.02)]
+    )
     text = goals({("auc", "one small", 0, 0): owners})
-    assert "8 of 208 (≤ 0.074), **not met** | 8 of 12 |" in text and "1 of 5 (≤ 0.716), **not met**" in text
+    assert (
+        "8 of 208 (≤ 0.074), **not met** | 8 of 12 |" in text
+        and "1 of 5 (≤ 0.716), **not met**" in text
+    )
     assert "1.00 of 4, best 0.90, met" in text and "0.00 of 1, best 0.90, **not met**" in text
     assert "208 0 1 4" in table({("auc", "one small", 0, 0): owners})
 

@@ -22,7 +22,15 @@ from fedloom.core.party import Party
 from fedloom.data.dataset import Dataset
 from fedloom.data.sources import load_raw
 from fedloom.data.split import hold_out
-from fedloom.deploy import Embeddings, Exported, export, load_active, load_party, read_embeddings, write_embeddings
+from fedloom.deploy import (
+    Embeddings,
+    Exported,
+    export,
+    load_active,
+    load_party,
+    read_embeddings,
+    write_embeddings,
+)
 from fedloom.deploy.folder import MANIFEST, STATE, digest
 from fedloom.deploy.rows import encode_rows
 from fedloom.experiment.plan.build import build
@@ -40,7 +48,9 @@ SMALL: dict[str, Any] = {
     "ss-vfl": {"embedding_dim": 4, "pretrain_rounds": 1, "steps": 1, "epochs": 1, "pca_dim": 2},
     "proto-student": {"embedding_dim": 8, "pca_dim": 3, "steps": 3, "epochs": 1},
 }
-CASES = [(method, data) for method in ("proto-evfl", "split") for data in ("digits", "breast_cancer")]
+CASES = [
+    (method, data) for method in ("proto-evfl", "split") for data in ("digits", "breast_cancer")
+]
 
 
 @dataclass
@@ -69,7 +79,9 @@ class Trained:
     def alone(self, m: int) -> np.ndarray:
         """The same of one party alone."""
         party: Any = self.parties[m]
-        return torch.softmax(party.alone(party.infer(party.context.tests["test"].every)), -1).numpy()
+        return torch.softmax(
+            party.alone(party.infer(party.context.tests["test"].every)), -1
+        ).numpy()
 
     def raw(self) -> Any:
         """Raw test rows of all columns, or whole pictures."""
@@ -105,7 +117,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Train
 
     def get(method: str, data: str) -> Trained:
         if (method, data) not in known:
-            known[method, data] = trained(tmp_path_factory.mktemp("runs") / f"{method}-{data}", method, data)
+            known[method, data] = trained(
+                tmp_path_factory.mktemp("runs") / f"{method}-{data}", method, data
+            )
         return known[method, data]
 
     return get
@@ -124,7 +138,8 @@ def folder(proto: Trained, tmp_path: Path) -> Path:
 
 def write_rows(path: Path, columns: dict[str, np.ndarray], **more: list[str]) -> Path:
     """A CSV file of raw columns."""
-    every = {name: np.asarray(values).tolist() for name, values in {**columns, **more}.items()}  # all digits
+    # all digits
+    every = {name: np.asarray(values).tolist() for name, values in {**columns, **more}.items()}
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(every)
@@ -149,7 +164,7 @@ def content(folder: Path) -> Any:
     return message.decode((folder / STATE).read_bytes())
 
 
-# -- predictions ---------------------------------------------------------------------------------------------------
+# -- predictions -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "data"), CASES)
@@ -161,7 +176,9 @@ def test_raw_rows_get_the_predictions_of_the_run(
     if data == "breast_cancer":  # from a file, in another order, with columns that no party has
         names = list(rows)[::-1]
         rows = write_rows(
-            tmp_path / "rows.csv", {n: rows[n] for n in names}, patient=[f"p{i}" for i in range(len(run.test))]
+            tmp_path / "rows.csv",
+            {n: rows[n] for n in names},
+            patient=[f"p{i}" for i in range(len(run.test))],
         )
     parties = [load_party(run.out / f"party-{m}") for m in range(4)]
     active = load_active(run.out / "active")
@@ -170,7 +187,10 @@ def test_raw_rows_get_the_predictions_of_the_run(
     np.testing.assert_allclose(found.sum(1), 1, atol=1e-5)
     assert active.classes == run.run_plan.data.classes and found.shape == (50, len(active.classes))
     measured = fedloom_accuracy(run.folder)
-    assert abs(float((found.argmax(1) == run.run_plan.data.labels["test"][0]).mean()) - measured) < 1e-9
+    assert (
+        abs(float((found.argmax(1) == run.run_plan.data.labels["test"][0]).mean()) - measured)
+        < 1e-9
+    )
     for m, party in enumerate(parties):
         assert (party.number, party.classes) == (m, active.classes)
         if method == "proto-evfl":
@@ -189,18 +209,27 @@ def fedloom_accuracy(folder: Path) -> float:
 
 @pytest.mark.parametrize(
     ("method", "data"),
-    [("active-only", "breast_cancer"), ("fedhssl", "breast_cancer"), ("ss-vfl", "digits"), ("proto-student", "digits")],
+    [
+        ("active-only", "breast_cancer"),
+        ("fedhssl", "breast_cancer"),
+        ("ss-vfl", "digits"),
+        ("proto-student", "digits"),
+    ],
 )
 def test_other_methods_come_back_too(method: str, data: str, tmp_path: Path) -> None:
     run = trained(tmp_path / "run", method, data)
     needs = range(1) if method == "active-only" else range(4)
     assert set(run.exported.sizes) == {*(f"party-{m}" for m in needs), "active"}
     sent = [load_party(run.out / f"party-{m}").embed(run.raw()) for m in needs]
-    np.testing.assert_allclose(load_active(run.out / "active").predict(sent), run.joint(), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        load_active(run.out / "active").predict(sent), run.joint(), rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
-def test_every_folder_stands_on_its_own(data: str, runs: Callable[[str, str], Trained], tmp_path: Path) -> None:
+def test_every_folder_stands_on_its_own(
+    data: str, runs: Callable[[str, str], Trained], tmp_path: Path
+) -> None:
     run = runs("proto-evfl", data)
     sent = []
     for m in range(4):
@@ -211,34 +240,48 @@ def test_every_folder_stands_on_its_own(data: str, runs: Callable[[str, str], Tr
         np.testing.assert_allclose(party.predict_alone(run.raw()), run.alone(m), rtol=0, atol=1e-6)
         shutil.rmtree(place)
     shutil.copytree(run.out / "active", tmp_path / "classifier")
-    np.testing.assert_allclose(load_active(tmp_path / "classifier").predict(sent), run.joint(), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        load_active(tmp_path / "classifier").predict(sent), run.joint(), rtol=0, atol=1e-6
+    )
 
 
 def test_a_folder_holds_nothing_of_another_party(proto: Trained) -> None:
     party, active = content(proto.out / "party-1"), content(proto.out / "active")
     assert set(party) == {"state", "shift", "scale"}
     assert set(party["state"]) == {"params", "buffers", "prototypes", "prior"}
-    assert set(active) == {"state"} and set(active["state"]) == {"params"}  # no embeddings of people, no priors
+    # no embeddings of people, no priors
+    assert set(active) == {"state"} and set(active["state"]) == {"params"}
     own = proto.parties[1]
     for part in ("params", "buffers"):
-        assert all(torch.equal(x, getattr(own, part)[name]) for name, x in party["state"][part].items())
+        assert all(
+            torch.equal(x, getattr(own, part)[name]) for name, x in party["state"][part].items()
+        )
     assert torch.equal(party["state"]["prototypes"], own.prototypes)  # type: ignore[attr-defined]
     labels, people = steps.labels(proto.active_party), proto.active_party.embedded  # type: ignore[attr-defined]
     for folder in proto.out.iterdir():
         assert {file.name for file in folder.iterdir()} == {MANIFEST, STATE}
         for _, leaf in message.leaves(content(folder)):
             assert isinstance(leaf, torch.Tensor)
-            assert len(labels) not in leaf.shape  # a number for each of the people who were trained on
+            # a number for each of the people who were trained on
+            assert len(labels) not in leaf.shape
         raw = (folder / STATE).read_bytes()
-        every = [(m, p.params) for m, p in enumerate(proto.parties)] + [("active", proto.active_party.params)]
+        every = [(m, p.params) for m, p in enumerate(proto.parties)] + [
+            ("active", proto.active_party.params)
+        ]
         for other, params in every:
             weight = max(params.values(), key=torch.numel).contiguous().numpy().tobytes()
             assert (weight in raw) == (folder.name in (f"party-{other}", other))
         assert people[0, 0].numpy().tobytes() not in raw
-    recipes = [json.loads((proto.out / f"party-{m}" / MANIFEST).read_text())["inputs"]["recipe"] for m in range(4)]
-    held = [{rule["name"] for rule in recipe["columns"]} | set(recipe["dropped"]) for recipe in recipes]
+    recipes = [
+        json.loads((proto.out / f"party-{m}" / MANIFEST).read_text())["inputs"]["recipe"]
+        for m in range(4)
+    ]
+    held = [
+        {rule["name"] for rule in recipe["columns"]} | set(recipe["dropped"]) for recipe in recipes
+    ]
     assert held == [
-        {c["name"] for c in v.recipe["columns"]} | set(v.recipe["dropped"]) for v in proto.run_plan.data.parties.views
+        {c["name"] for c in v.recipe["columns"]} | set(v.recipe["dropped"])
+        for v in proto.run_plan.data.parties.views
     ]
 
 
@@ -246,7 +289,9 @@ def test_noise_on_what_leaves_is_drawn_anew(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     params = {**SMALL["proto-evfl"], "embedding_noise": 0.5}
     wine = {"name": "wine", "clients": 2}
-    fedloom.run("proto-evfl", out=folder, params=params, rounds=1, data=wine, columns={"aligned": 60})
+    fedloom.run(
+        "proto-evfl", out=folder, params=params, rounds=1, data=wine, columns={"aligned": 60}
+    )
     out = export(folder).folder
     data = load_raw("wine")
     rows = {name: values[:20] for name, values in data.columns.items()}
@@ -257,7 +302,7 @@ def test_noise_on_what_leaves_is_drawn_anew(tmp_path: Path) -> None:
     assert 0.3 < np.std(one.values - two.values) < 1.2
 
 
-# -- rows ----------------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def test_columns_by_name_in_any_order_and_any_form(proto: Trained, tmp_path: Path) -> None:
@@ -289,9 +334,16 @@ def test_rows_that_do_not_fit_get_a_sentence(proto: Trained, tmp_path: Path) -> 
     less = {name: good[name] for name in names[2:]}
     file = write_rows(tmp_path / "less.csv", less)
     for bad, text in [
-        (less, f"must have the {len(names)} columns of this party, but 2 are missing: '{names[0]}', '{names[1]}'"),
+        (
+            less,
+            f"must have the {len(names)} columns of this party, but 2 are missing: '{names[0]}', "
+            f"'{names[1]}'",
+        ),
         (file, "less.csv must have the"),
-        ({**good, names[0]: ["1", "two", "3"]}, f"Column '{names[0]}' must have numbers, but has 'two'"),
+        (
+            {**good, names[0]: ["1", "two", "3"]},
+            f"Column '{names[0]}' must have numbers, but has 'two'",
+        ),
         ({**good, names[0]: [1, 2]}, "same number of rows"),
         ({**good, names[0]: 7.0}, f"Column '{names[0]}' must have one value for each row"),
         ({**good, names[0]: [1, 2, 1e99]}, "within"),
@@ -308,13 +360,22 @@ def test_rows_that_do_not_fit_get_a_sentence(proto: Trained, tmp_path: Path) -> 
 
 
 def test_words_that_training_did_not_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Two parties' own files. "7" is a word in a column of words, and a gap is told apart from a new word."""
+    """Two parties' own files. "7" is a word in a column of words, and a gap is told apart from a
+    new word.
+    """
     rng = np.random.default_rng(0)
     people = [f"p{i}" for i in range(160)]
     color = rng.choice(["red", "blue", "7"], 160)
     size = np.where(color == "red", 1.0, 3.0) + rng.normal(size=160) / 4
-    write_rows(tmp_path / "a.csv", {"size": size}, id=people, label=["yes" if c == "red" else "no" for c in color])
-    write_rows(tmp_path / "b.csv", {"weight": rng.normal(size=160)}, id=people, color=color.tolist())
+    write_rows(
+        tmp_path / "a.csv",
+        {"size": size},
+        id=people,
+        label=["yes" if c == "red" else "no" for c in color],
+    )
+    write_rows(
+        tmp_path / "b.csv", {"weight": rng.normal(size=160)}, id=people, color=color.tolist()
+    )
     files = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
     columns = {"files": files, "id": "id", "label": "label"}
     fedloom.run(
@@ -326,7 +387,9 @@ def test_words_that_training_did_not_have(tmp_path: Path, caplog: pytest.LogCapt
         columns=columns,
     )
     party = load_party(export(tmp_path / "run").folder / "party-1")
-    new = write_rows(tmp_path / "new.csv", {"color": np.array(["7", "7"]), "weight": np.array([0.1, 0.2])})
+    new = write_rows(
+        tmp_path / "new.csv", {"color": np.array(["7", "7"]), "weight": np.array([0.1, 0.2])}
+    )
     words = party.embed({"color": ["7", "7"], "weight": [0.1, 0.2]})
     np.testing.assert_array_equal(party.embed(new), words)
     assert not caplog.records
@@ -336,7 +399,10 @@ def test_words_that_training_did_not_have(tmp_path: Path, caplog: pytest.LogCapt
     assert np.isfinite(unseen).all() and not np.array_equal(unseen.values[0], words.values[0])
     np.testing.assert_array_equal(party.embed({"color": [7, 7], "weight": [0.1, 0.2]}), words)
     first = party.embed({"color": [None, "7"], "weight": [None, 0.2]})
-    missing: list[tuple[list[Any], list[Any]]] = [([np.nan, "7"], [np.nan, 0.2]), (["", "7"], ["?", "0.2"])]
+    missing: list[tuple[list[Any], list[Any]]] = [
+        ([np.nan, "7"], [np.nan, 0.2]),
+        (["", "7"], ["?", "0.2"]),
+    ]
     for colors, weights in missing:
         both = {"color": np.array(colors, dtype=object), "weight": np.array(weights, dtype=object)}
         np.testing.assert_array_equal(party.embed(both), first)
@@ -345,11 +411,15 @@ def test_words_that_training_did_not_have(tmp_path: Path, caplog: pytest.LogCapt
     for bad in (np.array(["a", 1.0], dtype=object), [10**400, None]):
         with pytest.raises(DataError, match=r"must have numbers|must be within"):
             party.embed({"color": ["7", "7"], "weight": bad})
-    gap = write_rows(tmp_path / "gap.csv", {"color": np.array(["NA", "7"]), "weight": np.array(["", "0.2"])})
+    gap = write_rows(
+        tmp_path / "gap.csv", {"color": np.array(["NA", "7"]), "weight": np.array(["", "0.2"])}
+    )
     assert np.isfinite(party.embed(gap)).all()
 
 
-def test_pictures_whole_or_cut_or_in_files(runs: Callable[[str, str], Trained], tmp_path: Path) -> None:
+def test_pictures_whole_or_cut_or_in_files(
+    runs: Callable[[str, str], Trained], tmp_path: Path
+) -> None:
     from PIL import Image
 
     run = runs("proto-evfl", "digits")
@@ -359,7 +429,8 @@ def test_pictures_whole_or_cut_or_in_files(runs: Callable[[str, str], Trained], 
     np.save(tmp_path / "rows.npy", whole)
     np.testing.assert_array_equal(party.embed(tmp_path / "rows.npy"), first)
     np.save(tmp_path / "own.npy", encode_rows(party.inputs, whole))
-    np.testing.assert_array_equal(party.embed(tmp_path / "own.npy"), first)  # its pages can't be written to
+    # its pages can't be written to
+    np.testing.assert_array_equal(party.embed(tmp_path / "own.npy"), first)
     files = [tmp_path / f"{n}.png" for n in range(3)]
     for pixels, file in zip(whole, files, strict=False):
         Image.fromarray(pixels[0]).save(file)
@@ -382,11 +453,13 @@ def test_pictures_whole_or_cut_or_in_files(runs: Callable[[str, str], Trained], 
         assert text in str(error.value), (text, str(error.value))
 
 
-# -- what is missing, and what does not belong together ------------------------------------------------------------
+# -- what is missing, and what does not belong together --------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["proto-evfl", "split"])
-def test_a_missing_party_is_named_with_what_to_do(method: str, runs: Callable[[str, str], Trained]) -> None:
+def test_a_missing_party_is_named_with_what_to_do(
+    method: str, runs: Callable[[str, str], Trained]
+) -> None:
     run = runs(method, "breast_cancer")
     rows = run.raw()
     sent = {m: load_party(run.out / f"party-{m}").embed(rows) for m in (0, 1, 3)}
@@ -418,13 +491,16 @@ def test_files_of_embeddings_must_belong_together(
 ) -> None:
     rows, ids = proto.raw(), [f"P {n}" for n in range(50)]
     parties = [load_party(proto.out / f"party-{m}") for m in range(4)]
-    sent = [party.embed(rows, [i.lower() for i in ids] if party.number else ids) for party in parties]
+    sent = [
+        party.embed(rows, [i.lower() for i in ids] if party.number else ids) for party in parties
+    ]
     for one in sent:
         write_embeddings(tmp_path / f"e{one.party}", one)
     sent = [read_embeddings(tmp_path / f"e{m}") for m in range(4)]
     active = load_active(proto.out / "active")
     np.testing.assert_allclose(active.predict(sent, ids), proto.joint(), rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(active.predict(reversed(sent)), active.predict(sent))  # each names its party
+    # each names its party
+    np.testing.assert_array_equal(active.predict(reversed(sent)), active.predict(sent))
     e1 = tmp_path / "e1"
     assert b"p 1" not in e1.read_bytes()
 
@@ -440,7 +516,11 @@ def test_files_of_embeddings_must_belong_together(
     refused("Party 1's embeddings have no ids", sent[0], bare, *sent[2:])
     refused("Party 1 has more than one set", *sent, sent[1])
     refused("of party 2 are missing", sent[0], sent[1], sent[3])
-    refused("another export", load_party(runs("split", "breast_cancer").out / "party-0").embed(rows, ids), *sent[1:])
+    refused(
+        "another export",
+        load_party(runs("split", "breast_cancer").out / "party-0").embed(rows, ids),
+        *sent[1:],
+    )
     with pytest.raises(DataError, match="share an id"):
         parties[1].embed(rows, ["a"] * 50)
     with pytest.raises(DataError, match="one id for each of the 50 rows"):
@@ -448,17 +528,26 @@ def test_files_of_embeddings_must_belong_together(
     with pytest.raises(DataError, match="cannot be read"):
         read_embeddings(tmp_path / "none")
     data = e1.read_bytes()
-    for torn in (data[:-1], data[:40], b"", b"\0" * 64, data + b"x", proto.out.joinpath("active", STATE).read_bytes()):
+    for torn in (
+        data[:-1],
+        data[:40],
+        b"",
+        b"\0" * 64,
+        data + b"x",
+        proto.out.joinpath("active", STATE).read_bytes(),
+    ):
         (tmp_path / "torn").write_bytes(torn)
         with pytest.raises(DataError, match="is not a valid file of embeddings"):
             read_embeddings(tmp_path / "torn")
 
 
-# -- export --------------------------------------------------------------------------------------------------------
+# -- export ----------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_exported(tmp_path: Path, proto: Trained) -> None:
-    fedloom.run("local", out=tmp_path / "rows", rounds=1, data={"clients": 2}, models={"pool": ["linear"]})
+    fedloom.run(
+        "local", out=tmp_path / "rows", rounds=1, data={"clients": 2}, models={"pool": ["linear"]}
+    )
     with pytest.raises(ConfigError, match="is not a run's folder"):
         export(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"choose one of: .*rows"):
@@ -474,7 +563,9 @@ def test_what_cannot_be_exported(tmp_path: Path, proto: Trained) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint yet"):
         export(bare)
     shutil.copytree(proto.folder / "checkpoints", bare / "checkpoints")
-    (bare / "config.toml").write_text((bare / "config.toml").read_text().replace("seed = 0", "seed = 1", 1))
+    (bare / "config.toml").write_text(
+        (bare / "config.toml").read_text().replace("seed = 0", "seed = 1", 1)
+    )
     with pytest.raises(CheckpointError, match="cannot be exported"):
         export(bare)
     assert not (bare / "export").exists()
@@ -496,12 +587,21 @@ def test_force_removes_other_parties_and_keeps_the_old_folders_if_it_fails(
             export(proto.folder, out, force=True)
     assert (out / "party-1" / STATE).read_bytes() == b"old" and len(list(out.iterdir())) == 7
     export(proto.folder, out, force=True)
-    assert sorted(p.name for p in out.iterdir()) == ["active", "party-0", "party-1", "party-2", "party-3", "party-5"]
+    assert sorted(p.name for p in out.iterdir()) == [
+        "active",
+        "party-0",
+        "party-1",
+        "party-2",
+        "party-3",
+        "party-5",
+    ]
     assert [path.name for path in (out / "party-5").iterdir()] == ["notes.txt"]
     load_party(out / "party-1")
 
 
-def test_force_writes_the_same_again_and_a_torn_checkpoint_is_passed_over(proto: Trained, tmp_path: Path) -> None:
+def test_force_writes_the_same_again_and_a_torn_checkpoint_is_passed_over(
+    proto: Trained, tmp_path: Path
+) -> None:
     out = Path(shutil.copytree(proto.out, tmp_path / "out"))
     (out / "party-2" / STATE).write_bytes(b"old")
     export(proto.folder, out, force=True)
@@ -515,15 +615,19 @@ def test_force_writes_the_same_again_and_a_torn_checkpoint_is_passed_over(proto:
     assert (found.round, found.rounds) == (1, 2) and found.folder == run / "export"
 
 
-# -- nothing is believed because it is there -----------------------------------------------------------------------
+# -- nothing is believed because it is there -------------------------------------------------------
 
 
 @pytest.mark.parametrize("reader", [load_party, load_active])
-def test_a_folder_of_the_wrong_kind(reader: Callable[[Path], object], proto: Trained, tmp_path: Path) -> None:
+def test_a_folder_of_the_wrong_kind(
+    reader: Callable[[Path], object], proto: Trained, tmp_path: Path
+) -> None:
     wrong = "active" if reader is load_party else "party-0"
     with pytest.raises(CheckpointError, match=f"load it with load_{wrong.partition('-')[0]}"):
         reader(proto.out / wrong)
-    with pytest.raises(CheckpointError, match="choose one of its folders: active, party-0, party-1"):
+    with pytest.raises(
+        CheckpointError, match="choose one of its folders: active, party-0, party-1"
+    ):
         reader(proto.out)
     with pytest.raises(CheckpointError, match="create one with fedloom export"):
         reader(tmp_path)
@@ -587,11 +691,23 @@ INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"recipe": {"kind": "code"}}, "table, cells or pictures, not 'code'"),
     ({"recipe": {"kind": "table", "dropped": [], "columns": "abc"}}, "are invalid"),
     (
-        {"recipe": {"kind": "table", "dropped": [], "columns": [{"name": "a", "log": 0, "fill": 10**400}]}},
+        {
+            "recipe": {
+                "kind": "table",
+                "dropped": [],
+                "columns": [{"name": "a", "log": 0, "fill": 10**400}],
+            }
+        },
         "is inconsistent",
     ),
-    ({"recipe": {"kind": "cells", "shape": [1, 8, 8], "grid": [10**6, 10**6], "cells": [0]}}, "cells"),
-    ({"recipe": {"kind": "cells", "shape": [1, 8, 8], "grid": [2, 2], "cells": [7]}}, "is inconsistent"),
+    (
+        {"recipe": {"kind": "cells", "shape": [1, 8, 8], "grid": [10**6, 10**6], "cells": [0]}},
+        "cells",
+    ),
+    (
+        {"recipe": {"kind": "cells", "shape": [1, 8, 8], "grid": [2, 2], "cells": [7]}},
+        "is inconsistent",
+    ),
     ({"recipe": {"kind": "pictures", "shape": [3], "views": [], "size": 1}}, "is inconsistent"),
 ]
 
@@ -649,7 +765,10 @@ def test_an_active_folder_that_lies(proto: Trained, tmp_path: Path) -> None:
         ({"needs": []}, "needs"),
         ({"parties": 3, "needs": [0]}, "is inconsistent"),
         ({"classes": ["a", "b", "c"]}, "is inconsistent"),
-        ({"parties": 1024, "params": {"embedding_dim": 2000}}, "params.embedding_dim must be at most 256"),
+        (
+            {"parties": 1024, "params": {"embedding_dim": 2000}},
+            "params.embedding_dim must be at most 256",
+        ),
         ({"inputs": {}}, "inputs"),
     ]:
         change(folder, **change_to)
@@ -657,7 +776,12 @@ def test_an_active_folder_that_lies(proto: Trained, tmp_path: Path) -> None:
             load_active(folder)
         (folder / MANIFEST).write_bytes(card)
     bad: dict[str, Any]
-    for bad in ({}, {"state": {}}, {"state": {**good["state"], "embedded": torch.zeros(3)}}, {**good, "labels": 1}):
+    for bad in (
+        {},
+        {"state": {}},
+        {"state": {**good["state"], "embedded": torch.zeros(3)}},
+        {**good, "labels": 1},
+    ):
         put(folder, bad)
         with pytest.raises(CheckpointError, match="is inconsistent"):
             load_active(folder)
@@ -677,7 +801,7 @@ def test_bytes_at_random_never_raise_anything_else(folder: Path) -> None:
             continue
 
 
-# -- code of one's own -----------------------------------------------------------------------------------------------
+# -- code of one's own -----------------------------------------------------------------------------
 
 NETWORK = """
 from torch import nn
@@ -697,7 +821,14 @@ def test_code_that_a_folder_names_is_run_only_if_it_is_trusted(
     copy.write_text(page.read_text())
     run = tmp_path / "run"
     data = {"name": "breast_cancer", "clients": 2}
-    fedloom.run(str(copy), out=run, rounds=1, params={"embedding_dim": 4}, data=data, models={"pool": [name]})
+    fedloom.run(
+        str(copy),
+        out=run,
+        rounds=1,
+        params={"embedding_dim": 4},
+        data=data,
+        models={"pool": [name]},
+    )
     out = export(run, trust=[str(copy), name]).folder
     assert json.loads((out / "party-1" / MANIFEST).read_text())["method"] == "mine.py:split"
     with pytest.raises(ConfigError, match=r"your own method page mine\.py, .*--trust mine\.py"):
@@ -732,13 +863,19 @@ def round(fed, active, parties, cfg, t):
     yield from split.round(fed, active, parties, cfg, t)
 
 METHODS = (replace(split.SPLIT, name="elsewhere", server=TurnedActive, round=round),)
-"""
+"""  # noqa: E501
 
 
 def test_a_method_that_predicts_with_more_than_is_kept_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
     data = {"name": "breast_cancer", "clients": 2}
-    fedloom.run(str(tmp_path / "elsewhere.py"), out=tmp_path / "run", rounds=1, params={"embedding_dim": 4}, data=data)
+    fedloom.run(
+        str(tmp_path / "elsewhere.py"),
+        out=tmp_path / "run",
+        rounds=1,
+        params={"embedding_dim": 4},
+        data=data,
+    )
     with pytest.raises(CheckpointError, match="the folder active does not predict as the run did"):
         export(tmp_path / "run", trust=[str(tmp_path / "elsewhere.py")])
     with pytest.raises(CheckpointError, match="is not a party's folder"):

@@ -24,7 +24,9 @@ from tests.test_architecture import ALLOWED
 ROOT = Path(__file__).parents[1]
 HERE = "https://github.com/fedloom/fedloom/blob/main/"
 """The repository, to whose files the two sites link."""
-GENERATED = {ROOT / "docs" / "reference" / name for name in ("methods.md", "commands.md", "settings.md")}
+GENERATED = {
+    ROOT / "docs" / "reference" / name for name in ("methods.md", "commands.md", "settings.md")
+}
 """Pages that building the site writes."""
 PAGES = [
     ROOT / "README.md",
@@ -40,7 +42,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> list[str]:
-    """The arguments of every `fedloom ...` line in a fenced block, indented ones and continued lines too."""
+    """The arguments of every `fedloom ...` line in a fenced block, indented ones and continued
+    lines too.
+    """
     fenced = re.findall(r"^ *(```|~~~).*?\n(.*?)^ *\1", page.read_text(), re.M | re.S)
     lines = "\n".join(re.sub(r"\\\n\s*", " ", text) for _, text in fenced)
     return re.findall(r"^\s*(?:\$ )?(?:\.venv/bin/|python -m )?fedloom (.*)$", lines, re.M)
@@ -50,7 +54,9 @@ names = functools.cache(listing)
 
 
 def mistake(line: str) -> str:
-    """What is wrong with the arguments of a `fedloom ...` line; "" if nothing is. Nothing is run."""
+    """What is wrong with the arguments of a `fedloom ...` line; "" if nothing is.
+    Nothing is run.
+    """
     known, group = names(), get_command(app)
     assert isinstance(group, TyperGroup)
     words = shlex.split(line, comments=True)
@@ -66,7 +72,12 @@ def mistake(line: str) -> str:
         if not hasattr(error, "format_message"):  # of click, or of Typer's copy of it
             raise
         return str(error.format_message())
-    keys = [k.partition("=")[0] for p in command.params if "--set" in p.opts for k in given[p.name or ""] or ()]
+    keys = [
+        k.partition("=")[0]
+        for p in command.params
+        if "--set" in p.opts
+        for k in given[p.name or ""] or ()
+    ]
     params = {row["name"] for rows in known["params"].values() for row in rows}
     for key in keys:
         tables = {key, key.rpartition(".")[0]} & {*known["settings"], *params} - {"params"}
@@ -79,13 +90,17 @@ def mistake(line: str) -> str:
             if what and what not in named and not re.search(r"[./]", str(what)):
                 return f"no method or experiment {what}"
     missing = [
-        word for word in words if word.startswith(("examples/", "docs/", "papers/")) and not (ROOT / word).exists()
+        word
+        for word in words
+        if word.startswith(("examples/", "docs/", "papers/")) and not (ROOT / word).exists()
     ]
     return f"no file {missing[0]}" if missing else ""
 
 
 def test_the_docs_show_the_example_as_it_is() -> None:
-    assert (ROOT / "examples" / "fedavg.py").read_text() in blocks(ROOT / "docs" / "method.md", "python")
+    assert (ROOT / "examples" / "fedavg.py").read_text() in blocks(
+        ROOT / "docs" / "method.md", "python"
+    )
 
 
 def test_the_example_learns_and_gives_the_same_bits_on_both_engines() -> None:
@@ -96,20 +111,31 @@ def test_the_example_learns_and_gives_the_same_bits_on_both_engines() -> None:
         "evaluate": {"points": 1},
     }
     page = str(ROOT / "examples" / "fedavg.py")
-    results = [fedloom.run(page, engine={"name": name}, **settings) for name in ("local", "isolated")]
+    results = [
+        fedloom.run(page, engine={"name": name}, **settings) for name in ("local", "isolated")
+    ]
     assert results[0].summary["state_sha256"] == results[1].summary["state_sha256"]
     assert results[0].accuracy > 0.4
-    assert len({round(a, 12) for a in results[0].summary["accuracy"]["per_client"]}) == 1  # one global model
+    # one global model
+    assert len({round(a, 12) for a in results[0].summary["accuracy"]["per_client"]}) == 1
     size = (64 * 64 + 64 + 64 * 10 + 10) * 4
-    assert results[0].summary["bytes"] == {"up": 3 * 8 * (size + 8), "down": 3 * 9 * size, "across": 0}
+    assert results[0].summary["bytes"] == {
+        "up": 3 * 8 * (size + 8),
+        "down": 3 * 9 * size,
+        "across": 0,
+    }
 
 
-def test_commands_in_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_commands_in_the_readme_are_understood(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Each `fedloom …` line parses: its command, options and names exist. Nothing is run."""
     from fedloom.cli import runs
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.csv").write_text("age,disease,hospital\n" + "".join(f"{i},{i % 2},{i % 3}\n" for i in range(90)))
+    (tmp_path / "my.csv").write_text(
+        "age,disease,hospital\n" + "".join(f"{i},{i % 2},{i % 3}\n" for i in range(90))
+    )
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     done: list[str] = []
     monkeypatch.setattr(runs, "_work", lambda experiment, called, *_: done.append(called))
@@ -143,7 +169,11 @@ def test_commands_in_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, 
 def test_every_command_in_the_docs_is_understood() -> None:
     found = [(page, line) for page in PAGES for line in commands(page)]
     assert len(found) > 90
-    wrong = [f"{page.relative_to(ROOT)}: fedloom {line}: {why}" for page, line in found if (why := mistake(line))]
+    wrong = [
+        f"{page.relative_to(ROOT)}: fedloom {line}: {why}"
+        for page, line in found
+        if (why := mistake(line))
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -163,12 +193,16 @@ def test_every_command_of_the_results_is_understood_within_lines_too() -> None:
     """A command's name alone, such as `fedloom trial`, is none."""
     found = [(page, line) for page in RESULTS for line in printed(page, "fedloom") if " " in line]
     assert len(found) > 40
-    wrong = [f"{page.name}: fedloom {line}: {why}" for page, line in found if (why := mistake(line))]
+    wrong = [
+        f"{page.name}: fedloom {line}: {why}" for page, line in found if (why := mistake(line))
+    ]
     assert not wrong, "\n".join(wrong)
 
 
 def wrong_script(line: str) -> str:
-    """What is wrong with the arguments of a `python …` command; "" if nothing is. Nothing is run."""
+    """What is wrong with the arguments of a `python …` command; "" if nothing is.
+    Nothing is run.
+    """
     words = shlex.split(line, comments=True)
     module = words[1] if words[0] == "-m" else ""
     if module == "pytest":
@@ -180,17 +214,27 @@ def wrong_script(line: str) -> str:
     source = file.read_text(encoding="utf-8")
     unknown = [word for word in given if word.startswith("--") and f'"{word}"' not in source]
     takes = "argv" in source or "argparse" in source
-    return f"no option {unknown[0]}" if unknown else "" if takes or not given else f"it takes no {given[0]}"
+    return (
+        f"no option {unknown[0]}"
+        if unknown
+        else ""
+        if takes or not given
+        else f"it takes no {given[0]}"
+    )
 
 
 def test_every_script_of_the_results_exists_and_has_the_options() -> None:
     found = [(page, line) for page in RESULTS for line in printed(page, "python")]
     assert len(found) > 50
-    wrong = [f"{page.name}: python {line}: {why}" for page, line in found if (why := wrong_script(line))]
+    wrong = [
+        f"{page.name}: python {line}: {why}" for page, line in found if (why := wrong_script(line))
+    ]
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("line", ["-m benchmarks.none", "-m benchmarks.augfl 3", "examples/cases/table.py a --odd"])
+@pytest.mark.parametrize(
+    "line", ["-m benchmarks.none", "-m benchmarks.augfl 3", "examples/cases/table.py a --odd"]
+)
 def test_a_wrong_script_in_the_docs_is_found(line: str) -> None:
     assert wrong_script(line)
 
@@ -198,8 +242,20 @@ def test_a_wrong_script_in_the_docs_is_found(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     (
-        *("rum fedal", "run fedall", "run fedal --round 3", "run fedal --rounds many", "run examples/none.toml"),
-        *("run fedal -s data.client=3", "run fedal -s params.tua=3", "compare fedal fedmb", "export", "audit dump log"),
+        *(
+            "rum fedal",
+            "run fedall",
+            "run fedal --round 3",
+            "run fedal --rounds many",
+            "run examples/none.toml",
+        ),
+        *(
+            "run fedal -s data.client=3",
+            "run fedal -s params.tua=3",
+            "compare fedal fedmb",
+            "export",
+            "audit dump log",
+        ),
     ),
 )
 def test_a_wrong_command_in_the_docs_is_found(line: str) -> None:
@@ -208,7 +264,9 @@ def test_a_wrong_command_in_the_docs_is_found(line: str) -> None:
 
 def test_the_threat_model_names_every_method_and_tests_that_exist() -> None:
     text = (ROOT / "docs" / "threat-model.md").read_text()
-    messages = text[text.index("## Messages by method") : text.index("## What else the coordinator learns")]
+    messages = text[
+        text.index("## Messages by method") : text.index("## What else the coordinator learns")
+    ]
     assert not [name for name in registry() if f"`{name}`" not in messages]
     files = re.findall(r"`(?:tests/[a-z]+/)?((?:tests/)?test_[a-z_]+\.py)`", text)
     there = {p.name for p in (ROOT / "tests").rglob("test_*.py")}
@@ -239,13 +297,19 @@ def adversaries() -> list[list[str]]:
     """The cells of each row of the table of adversaries in the threat model."""
     text = (ROOT / "docs" / "threat-model.md").read_text()
     lines = text[text.index("| messages | O |") : text.index("### Before you sign")].splitlines()
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:] if line.startswith("|")]
+    return [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in lines[2:]
+        if line.startswith("|")
+    ]
 
 
 def test_every_method_is_in_one_row_of_the_table_of_adversaries_and_its_tests_exist() -> None:
     rows = adversaries()
     assert {len(row) for row in rows} == {8}
-    places = Counter(name for row in rows for name in re.findall(r"`([a-z-]+)`", row[0]) if name in registry())
+    places = Counter(
+        name for row in rows for name in re.findall(r"`([a-z-]+)`", row[0]) if name in registry()
+    )
     assert places == dict.fromkeys(registry(), 1)
     tests = [name for row in rows for name in re.findall(r"`(tests/[\w/]+\.py)`", row[-1])]
     assert tests and not [name for name in tests if not (ROOT / name).exists()]
@@ -273,7 +337,12 @@ def test_no_page_or_docstring_repeats_a_promise_that_fell() -> None:
         *(ROOT / "examples").rglob("*.toml"),
     ]
     texts = {path: " ".join(path.read_text(encoding="utf-8").split()) for path in files}
-    found = [(path.name, words) for path, text in texts.items() for words in FORBIDDEN if re.search(words, text)]
+    found = [
+        (path.name, words)
+        for path, text in texts.items()
+        for words in FORBIDDEN
+        if re.search(words, text)
+    ]
     assert not found
 
 
@@ -283,10 +352,14 @@ def test_links_lead_somewhere() -> None:
 
 def test_each_walk_of_the_architecture_names_and_counts_its_files() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
-    walks = re.findall(r"^\*\*[^*]+\*\*[^:]*?, (\d+) files: (.+?)\n\n", text, re.DOTALL | re.MULTILINE)
+    walks = re.findall(
+        r"^\*\*[^*]+\*\*[^:]*?, (\d+) files: (.+?)\n\n", text, re.DOTALL | re.MULTILINE
+    )
     assert len(walks) == 5
     for number, walk in walks:
-        files = dict.fromkeys(name for name in re.findall(r"`([\w/]+\.py)`", walk) if not name.startswith("tests/"))
+        files = dict.fromkeys(
+            name for name in re.findall(r"`([\w/]+\.py)`", walk) if not name.startswith("tests/")
+        )
         assert len(files) == int(number)
         assert not [file for file in files if not [*(ROOT / "src" / "fedloom").rglob(file)]]
 
@@ -309,16 +382,24 @@ def test_the_typed_keywords_are_the_settings() -> None:
 def test_labels_of_links_are_words_not_names_of_pages() -> None:
     for page in PAGES:
         if page.is_relative_to(ROOT / "docs"):
-            assert not (found := re.findall(r"\[[\w./-]+\.md[^\]]*\]\(", page.read_text())), (page, found)
+            assert not (found := re.findall(r"\[[\w./-]+\.md[^\]]*\]\(", page.read_text())), (
+                page,
+                found,
+            )
 
 
 def test_the_sidebar_is_short_and_pages_are_within_the_limit_of_words() -> None:
     trees = re.findall(r"```\{toctree\}\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.S)
-    entries = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+    entries = [
+        line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")
+    ]
     assert len(entries) <= 20
     results = {"cases", "results"}
     counted = [p for p in PAGES if p.parent.name not in results and p.name != "speed.md"]
-    assert sum(any(map(str.isalnum, word)) for page in counted for word in page.read_text().split()) < MOST_WORDS
+    assert (
+        sum(any(map(str.isalnum, word)) for page in counted for word in page.read_text().split())
+        < MOST_WORDS
+    )
 
 
 MOST_WORDS = 45_000

@@ -1,8 +1,11 @@
-"""Every command and snippet of the README and the docs is executed, page by page, with one round on small data.
+"""Every command and snippet of the README and the docs is executed, page by page, with one round on
+small data.
 
-The blocks of a page run from top to bottom in one folder, so that later ones find what earlier ones wrote. `NOT_RUN`
-lists the lines that a test of one process cannot run; `tests/test_docs.py` parses these, too. Pages in `AT_NIGHT` are
-marked slow: what they say is understood with every change (`tests/test_docs.py`), and run every night.
+The blocks of a page run from top to bottom in one folder, so that later ones find what earlier ones
+wrote. `NOT_RUN` lists the lines that a test of one process cannot run; `tests/test_docs.py` parses
+these, too. Pages in `AT_NIGHT` are
+marked slow: what they say is understood with every change (`tests/test_docs.py`), and run every
+    night.
 """
 
 from __future__ import annotations
@@ -39,28 +42,33 @@ from fedloom.sweep.config import read as read_sweep
 from tests.test_docs import PAGES, ROOT
 
 NOT_RUN = {
-    r"make |pip install|python3 -m venv|(\.venv/bin/)?(ruff|pytest|python -m benchmarks)": "installs, or checks",
-    r"useradd|python3\.11|install -|cp |docker|head ": "changes the system, or is a tool of the system",
-    r"fedloom certs|fedloom node|fedloom run.*--federation": "needs several processes: tests/net/test_readme.py",
+    r"make |pip install|python3 -m venv|(\.venv/bin/)?(ruff|pytest|python -m benchmarks)": "installs, or checks",  # noqa: E501
+    r"useradd|python3\.11|install -|cp |docker|head ": "changes the system, or is a tool of the system",  # noqa: E501
+    r"fedloom certs|fedloom node|fedloom run.*--federation": "needs several processes: tests/net/test_readme.py",  # noqa: E501
     r"fedloom .*(--engine ray|--ray )": "needs a cluster: tests/engines/test_ray.py",
     r"fedloom .*(--device |device=)cuda": "needs a GPU",
     r"fedloom .*(mlflow|wandb)": "needs the extra trackers, which CI lacks: tests/track",
-    r"fedloom \w+ src/|fedloom copy fd src/": "writes into the package: tests/methods/test_added_page.py",
+    r"fedloom \w+ src/|fedloom copy fd src/": "writes into the package: tests/methods/test_added_page.py",  # noqa: E501
 }
-OWNERS = "-s data.name=heart.csv -s data.label=disease -s data.group=hospital -s data.drop=[] -s data.keep=[]"
+OWNERS = (
+    "-s data.name=heart.csv -s data.label=disease -s data.group=hospital -s data.drop=[] -s "
+    "data.keep=[]"
+)
 MORE = {
     r"run fedal -s data.name=mnist": "-s data.name=digits",
-    r"(run|pretrain) meta-fashion": "-s data.name=digits -s data.server_rows=60 -s pretrained.epochs=1",
-    r"run fedal-(field|bytes)": "-s data.name=digits -s data.test_rows=100 -s models.pool=mlp -s data.public_rows=40",
+    r"(run|pretrain) meta-fashion": "-s data.name=digits -s data.server_rows=60 -s pretrained.epochs=1",  # noqa: E501
+    r"run fedal-(field|bytes)": "-s data.name=digits -s data.test_rows=100 -s models.pool=mlp -s data.public_rows=40",  # noqa: E501
     r"run vertical-fashion": "-s data.name=digits -s data.test_rows=100 -s columns.unaligned=60",
     r"run peers-groups": "-s data.name=digits -s data.test_rows=100 -s data.own_test_rows=20",
-    r"run \S+(adult|credit)": "-s data.name=wine -s data.test_rows=40 -s columns.aligned=60 -s columns.unaligned=9",
-    r"run \S+/(?!adult|credit|devices|views)[\w-]+\.toml": f"{OWNERS} -s data.public_rows=8 -s data.test=0.25",
+    r"run \S+(adult|credit)": "-s data.name=wine -s data.test_rows=40 -s columns.aligned=60 -s columns.unaligned=9",  # noqa: E501
+    r"run \S+/(?!adult|credit|devices|views)[\w-]+\.toml": f"{OWNERS} -s data.public_rows=8 -s data.test=0.25",  # noqa: E501
     r"run \S+newcomers": "-s data.server_rows=20",
     r"run \S+(devices|views)\.toml": "-s columns.aligned=60",
     r"sweep ": "-s data.clients=2 -s sweep.confirm=[10]",
 }
-"""Arguments that make a command small, or put data that is here into the place of the hub's or of a download."""
+"""Arguments that make a command small, or put data that is here into the place of the hub's or of a
+download.
+"""
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -70,37 +78,60 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def table(numbers: str, **words: str) -> str:
-    """A CSV file of 120 rows: columns of numbers, then columns that repeat some words; "" numbers the rows."""
+    """A CSV file of 120 rows: columns of numbers, then columns that repeat some words; "" numbers
+    the rows.
+    """
     rng, names = np.random.default_rng(0), numbers.split(",")
     lists = [column.split(",") for column in words.values()]
-    rows = [[*rng.standard_normal(len(names)).round(2), *(w[i % len(w)] or f"P{i}" for w in lists)] for i in range(120)]
+    rows = [
+        [*rng.standard_normal(len(names)).round(2), *(w[i % len(w)] or f"P{i}" for w in lists)]
+        for i in range(120)
+    ]
     return "\n".join(",".join(map(str, row)) for row in [[*names, *words], *rows])
 
 
-HEART = table("age,chest_pain,max_rate", disease="0,1,1", hospital="cleveland,hungarian,switzerland,va")
+HEART = table(
+    "age,chest_pain,max_rate", disease="0,1,1", hospital="cleveland,hungarian,switzerland,va"
+)
 VIEWS = {f"view{k}.csv": table("a,b", id="", **({} if k else {"digit": "0,1,2"})) for k in range(6)}
-DEVICES = {"phone.csv": table("x,y", window="", activity="sit,walk"), "watch.csv": table("x,y,z", window="")}
+DEVICES = {
+    "phone.csv": table("x,y", window="", activity="sit,walk"),
+    "watch.csv": table("x,y,z", window=""),
+}
 CANCER = {"new.csv": table(",".join(load_breast_cancer().feature_names), patient="")}
 FILES: dict[str, dict[str, str]] = {
     "README.md": {"my.csv": HEART},
-    "docs/alignment.md": {"clinic.csv": table("age", patient=""), "lab.csv": table("iron", subject_no="")},
+    "docs/alignment.md": {
+        "clinic.csv": table("age", patient=""),
+        "lab.csv": table("iron", subject_no=""),
+    },
     "docs/cases/activity.md": DEVICES,
     "docs/cases/views.md": VIEWS,
     "docs/data.md": {"heart.csv": HEART},
     "docs/export.md": CANCER,
     "docs/method.md": {"mine.py": (ROOT / "examples" / "fedavg.py").read_text()},
-    "docs/partners.md": {"clinic.csv": table("age", patient="", ill="0,1,1"), "lab.csv": table("iron", patient="")},
+    "docs/partners.md": {
+        "clinic.csv": table("age", patient="", ill="0,1,1"),
+        "lab.csv": table("iron", patient=""),
+    },
     "skills/fedloom/SKILL.md": {"my.csv": HEART},
-    "docs/numbers.md": {"homes.csv": table("rooms,area", price="101.5,250.25,199.75,320.5", city="a,b")},
+    "docs/numbers.md": {
+        "homes.csv": table("rooms,area", price="101.5,250.25,199.75,320.5", city="a,b")
+    },
     "docs/tables.md": {"heart.csv": HEART},
     "docs/sweep.md": {"my.toml": blocks(ROOT / "docs" / "sweep.md")[0][1]},
     "docs/trial.md": {
         "heart.csv": HEART,
     },
-    "docs/vertical.md": {"clinic.csv": table("age", patient=""), "lab.csv": table("iron", patient="")},
+    "docs/vertical.md": {
+        "clinic.csv": table("age", patient=""),
+        "lab.csv": table("iron", patient=""),
+    },
 }
 """What a reader has before, by page; the cases of owners share the hospitals' table."""
-FILES = {f"docs/cases/{page.name}": {"heart.csv": HEART} for page in PAGES if page.parent.name == "cases"} | FILES
+FILES = {
+    f"docs/cases/{page.name}": {"heart.csv": HEART} for page in PAGES if page.parent.name == "cases"
+} | FILES
 AT_NODES = {
     "wards.csv": table("age,pressure", ward="north,south", outcome="well,ill"),
     "lab.csv": table("iron", subject_no=""),
@@ -108,16 +139,24 @@ AT_NODES = {
     "public.csv": HEART,
 }
 """Files that sections of a node or a federation name."""
-BEFORE = {"docs/vertical.md": "fedloom run proto-evfl -s data.name=breast_cancer -s data.clients=2 --out runs/clinic"}
+BEFORE = {
+    "docs/vertical.md": "fedloom run proto-evfl -s data.name=breast_cancer -s data.clients=2 --out runs/clinic"  # noqa: E501
+}
 """What a page takes for granted."""
 
 
 def lines(text: str) -> list[tuple[str, bool]]:
-    """The commands of a block, each with whether an error follows; if one begins with "$ ", other lines are output."""
+    """The commands of a block, each with whether an error follows; if one begins with "$ ", other
+    lines are output.
+    """
     joined = re.sub(r"\\\n\s*", " ", text).splitlines()
     if text.startswith("$ "):
         beside = zip(joined, [*joined[1:], ""], strict=True)
-        return [(line[2:], after.startswith("error ")) for line, after in beside if line.startswith("$ ")]
+        return [
+            (line[2:], after.startswith("error "))
+            for line, after in beside
+            if line.startswith("$ ")
+        ]
     return [(line, False) for line in joined if line.strip()]
 
 
@@ -151,16 +190,20 @@ class Here:
 
 @pytest.fixture
 def small(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with the examples, in which runs have one round, comparisons two methods, and trials one repeat."""
+    """A folder with the examples, in which runs have one round, comparisons two methods, and trials
+    one repeat.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "docs").symlink_to(ROOT / "docs")
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")  # a file of another folder would not be trusted
+    # a file of another folder would not be trusted
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     resolve, checked, run_trial = config.RunConfig.resolve, reading.check, trial.run_trial
 
     def one_round(self: config.RunConfig) -> Any:
         method, cfg, rounds = resolve(self)
-        return method, cfg, rounds if rounds < 5 else max(1, cfg.min_rounds)  # a check or an estimate has few
+        # a check or an estimate has few
+        return method, cfg, rounds if rounds < 5 else max(1, cfg.min_rounds)
 
     def few(values: Any) -> config.Experiment:
         """Five clients, two methods, one seed; three of a case, whose table has intervals."""
@@ -181,7 +224,11 @@ def small(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "networks": ("linear",),
             "alone": (),
         }
-        return run_trial(owners, replace(settings, methods=settings.methods[:1] or ("fedavg-ft",), **tiny), **more)
+        return run_trial(
+            owners,
+            replace(settings, methods=settings.methods[:1] or ("fedavg-ft",), **tiny),
+            **more,
+        )
 
     monkeypatch.setattr(config.RunConfig, "resolve", one_round)
     monkeypatch.setattr(reading, "check", few)
@@ -208,7 +255,10 @@ def run_line(line: str, monkeypatch: pytest.MonkeyPatch, fails: bool = False) ->
         return
     assert program == "fedloom", line
     arguments += [
-        word for pattern, more in MORE.items() if re.match(pattern, shlex.join(arguments)) for word in shlex.split(more)
+        word
+        for pattern, more in MORE.items()
+        if re.match(pattern, shlex.join(arguments))
+        for word in shlex.split(more)
     ]
     assert bool(main_with(*arguments)) == fails, line
 
@@ -228,7 +278,17 @@ def run_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                     DONE.add(command)
 
 
-AT_NIGHT = {"aggregate", "augfl", "black-boxes", "cite", "differential-privacy", "fedal", "method", "peers", "sweep"}
+AT_NIGHT = {
+    "aggregate",
+    "augfl",
+    "black-boxes",
+    "cite",
+    "differential-privacy",
+    "fedal",
+    "method",
+    "peers",
+    "sweep",
+}
 AT_NIGHT |= {"SKILL", "trackers", "trust-weighted", "vertical", "vertical-trees"}
 """Pages that take several CPU seconds, and are not where a new user begins; all cases, too."""
 
@@ -244,7 +304,9 @@ AT_NIGHT |= {"SKILL", "trackers", "trust-weighted", "vertical", "vertical-trees"
         for page in PAGES
     ],
 )
-def test_commands_and_snippets_run(page: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_and_snippets_run(
+    page: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = str(page.relative_to(ROOT))
     for file, content in FILES.get(name, {}).items():
         Path(file).parent.mkdir(parents=True, exist_ok=True)
@@ -271,8 +333,12 @@ def settings_of(page: Path, text: str, folder: Path) -> None:
         (folder / "sweep.toml").write_text(text)
         read_sweep(str(folder / "sweep.toml"))
     else:
-        top: dict[str, Any] = {key: values.pop(key) for key in ("title", "compare") if key in values}
-        assert check({**top, "run": {"method": "proto-evfl" if "columns" in values else "fedal"} | values}).runs()
+        top: dict[str, Any] = {
+            key: values.pop(key) for key in ("title", "compare") if key in values
+        }
+        assert check(
+            {**top, "run": {"method": "proto-evfl" if "columns" in values else "fedal"} | values}
+        ).runs()
 
 
 @pytest.mark.parametrize(
@@ -284,7 +350,9 @@ def settings_of(page: Path, text: str, folder: Path) -> None:
         if language == "toml"
     ],
 )
-def test_settings_are_valid(page: Path, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_valid(
+    page: Path, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mine", raising=False)
@@ -294,4 +362,6 @@ def test_settings_are_valid(page: Path, text: str, tmp_path: Path, monkeypatch: 
 
 def test_every_block_is_run_read_or_text() -> None:
     known = {"", "sh", "python", "toml", "text", "{toctree}", "{eval-rst}"}
-    assert [(page.name, name) for page in PAGES for name, _ in blocks(page) if name not in known] == []
+    assert [
+        (page.name, name) for page in PAGES for name, _ in blocks(page) if name not in known
+    ] == []

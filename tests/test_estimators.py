@@ -59,7 +59,8 @@ def test_it_learns_in_a_pipeline_and_cross_validation() -> None:
 
 
 def test_searches_frames_and_files_keep_it_as_it_is(tmp_path: Path) -> None:
-    rows, names = pd.DataFrame(X, columns=["a", "b", "c", "d"]), pd.Series(Y).map({0: "s", 1: "v", 2: "w"})
+    rows = pd.DataFrame(X, columns=["a", "b", "c", "d"])
+    names = pd.Series(Y).map({0: "s", 1: "v", 2: "w"})
     forest = FederatedClassifier("fedforest", iterations=3, random_state=0)
     search = GridSearchCV(forest, {"params": [{"depth": 2}, {"depth": 4}]}, cv=GroupKFold(3))
     search.fit(rows, names, groups=np.arange(150) % 3)  # of the folds
@@ -67,7 +68,9 @@ def test_searches_frames_and_files_keep_it_as_it_is(tmp_path: Path) -> None:
         search.best_score_ > 0.8
         and clone(search.best_estimator_).get_params()["params"] == search.best_params_["params"]
     )
-    piped = make_pipeline(StandardScaler().set_output(transform="pandas"), clone(forest)).fit(rows, names)
+    piped = make_pipeline(StandardScaler().set_output(transform="pandas"), clone(forest)).fit(
+        rows, names
+    )
     assert [*piped[-1].feature_names_in_] == ["a", "b", "c", "d"]
     joblib.dump(piped, tmp_path / "model.joblib")
     assert (joblib.load(tmp_path / "model.joblib").predict(rows) == piped.predict(rows)).all()
@@ -77,12 +80,16 @@ def test_searches_frames_and_files_keep_it_as_it_is(tmp_path: Path) -> None:
         piped[-1].fit(rows, names, sample_weight=np.ones(150))
     with config_context(enable_metadata_routing=True):
         routed = make_pipeline(StandardScaler(), clone(forest).set_fit_request(groups=True))
-        assert cross_validate(routed, X, Y, cv=3, params={"groups": OWNERS})["test_score"].mean() > 0.8
+        assert (
+            cross_validate(routed, X, Y, cv=3, params={"groups": OWNERS})["test_score"].mean() > 0.8
+        )
 
 
 def test_owners_ask_their_own_models_if_the_method_gives_them_any() -> None:
     skewed = np.array(["a", "b", "c"])[Y]  # each owner has one class
-    alone = FederatedClassifier("local", iterations=20, models="mlp", random_state=0).fit(X, Y, groups=skewed)
+    alone = FederatedClassifier("local", iterations=20, models="mlp", random_state=0).fit(
+        X, Y, groups=skewed
+    )
     assert len(alone.models_) == 3 and [*alone.owners_] == ["a", "b", "c"]
     assert (alone.predict(X, groups=skewed) == Y).mean() > 0.95
     assert (alone.predict(X, groups=np.full(150, "a")) == 0).mean() > 0.95
@@ -115,7 +122,8 @@ def test_weights_of_classes_go_by_the_labels() -> None:
     names = np.array(["a", "b", "c"])[y]
     settings = {"local": {"class_weights": {"c": 50.0}, "optimizer": "adam"}}
     weighted, plain = (
-        FederatedClassifier(iterations=3, settings=each, random_state=0).fit(X, names) for each in (settings, {})
+        FederatedClassifier(iterations=3, settings=each, random_state=0).fit(X, names)
+        for each in (settings, {})
     )
     assert weighted.predict_proba(X)[:, 2].mean() > plain.predict_proba(X)[:, 2].mean() + 0.1
     assert weighted.summary_["local"]["class_weights"] == {"2": 50.0}

@@ -26,7 +26,13 @@ from fedloom.deploy.models import MODEL, NETWORK, PREDICT, WEIGHTS, ModelInputs,
 from fedloom.deploy.source import source
 from tests.exported import predict
 
-DATA = {"name": "breast_cancer", "clients": 2, "partition": "iid", "public_rows": 40, "own_test_rows": 20}
+DATA = {
+    "name": "breast_cancer",
+    "clients": 2,
+    "partition": "iid",
+    "public_rows": 40,
+    "own_test_rows": 20,
+}
 PLAIN = """
 import runpy, sys
 sys.modules["fedloom"] = None  # importing it would raise ImportError
@@ -96,7 +102,9 @@ def test_a_folder_needs_no_fedloom(averaged: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(probabilities, expected, atol=2e-6)
     assert predicted == [loaded.classes[k] for k in expected.argmax(1)]
     assert (expected.argmax(1) == table.y[:30]).mean() > 0.6
-    np.testing.assert_array_equal(loaded.predict({k: v[:30] for k, v in table.columns.items()}), expected)
+    np.testing.assert_array_equal(
+        loaded.predict({k: v[:30] for k, v in table.columns.items()}), expected
+    )
     assert load_file(server / WEIGHTS).keys() == loaded.network.state_dict().keys()
 
 
@@ -140,9 +148,12 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
 
 @pytest.mark.each_time("fedavg-ft-*", "fedal-*", "ditto-*", "augfl-*", "fedboost-mix-*")
 @pytest.mark.parametrize(
-    ("method", "settings", "shared"), [pytest.param(*m, id=f"{m[0]}-{n}") for n, m in enumerate(METHODS)]
+    ("method", "settings", "shared"),
+    [pytest.param(*m, id=f"{m[0]}-{n}") for n, m in enumerate(METHODS)],
 )
-def test_every_family_comes_back(method: str, settings: dict[str, Any], shared: bool, tmp_path: Path) -> None:
+def test_every_family_comes_back(
+    method: str, settings: dict[str, Any], shared: bool, tmp_path: Path
+) -> None:
     """`export` itself compares both readings of each folder with the run."""
     trained(tmp_path / "run", method, **settings)
     found = export(tmp_path / "run")
@@ -152,10 +163,14 @@ def test_every_family_comes_back(method: str, settings: dict[str, Any], shared: 
     write_rows(tmp_path / "new.csv", 5)
     folder = found.folder / names[-1]
     _, plain = plain_predictions(folder, tmp_path / "new.csv")
-    np.testing.assert_allclose(plain, load_model(folder, trust=[NETWORK]).predict(tmp_path / "new.csv"), atol=2e-6)
+    np.testing.assert_allclose(
+        plain, load_model(folder, trust=[NETWORK]).predict(tmp_path / "new.csv"), atol=2e-6
+    )
 
 
-@pytest.mark.parametrize("params", [{}, {"owners": "fixed"}, {"owners": "random"}, {"family": "poisson"}, {"l2": 1.0}])
+@pytest.mark.parametrize(
+    "params", [{}, {"owners": "fixed"}, {"owners": "random"}, {"family": "poisson"}, {"l2": 1.0}]
+)
 def test_linear_models_have_folders(params: dict[str, Any], tmp_path: Path) -> None:
     """With gaps and words; `export` compares each folder with the run."""
     rng = np.random.default_rng(0)
@@ -166,17 +181,29 @@ def test_linear_models_have_folders(params: dict[str, Any], tmp_path: Path) -> N
         else (age / 9 + (ward == "y") + rng.normal(size=120)).round(2)
     )
     words = np.where(y > np.median(y), "high", "low") if "l2" in params else y
-    cells = zip(np.where(rng.random(120) < 0.1, "", age.astype(str)), ward, "ABC" * 40, words, strict=True)
-    (tmp_path / "t.csv").write_text("\n".join(["age,ward,site,y", *(",".join(map(str, row)) for row in cells), ""]))
+    cells = zip(
+        np.where(rng.random(120) < 0.1, "", age.astype(str)), ward, "ABC" * 40, words, strict=True
+    )
+    (tmp_path / "t.csv").write_text(
+        "\n".join(["age,ward,site,y", *(",".join(map(str, row)) for row in cells), ""])
+    )
     task = "classes" if "l2" in params else "number"
-    data = {"name": str(tmp_path / "t.csv"), "label": "y", "group": "site", "missing": "median", "task": task}
+    data = {
+        "name": str(tmp_path / "t.csv"),
+        "label": "y",
+        "group": "site",
+        "missing": "median",
+        "task": task,
+    }
     trained(tmp_path / "run", "fedglm", data=data, params=params, rounds=20)
     done = export(tmp_path / "run")
     assert done.tried > 0 and (done.folder / "server").exists() == ("owners" not in params)
     (tmp_path / "new.csv").write_text("age,ward\n40,y\n,\n50,new\n")
     found = load_model(done.folder / "A", trust=[NETWORK]).predict(tmp_path / "new.csv")
     _, *lines = predict(done.folder / "A", tmp_path / "new.csv").splitlines()
-    plain = np.array([[float(word) for word in line.split(",")[-found.shape[1] :]] for line in lines])
+    plain = np.array(
+        [[float(word) for word in line.split(",")[-found.shape[1] :]] for line in lines]
+    )
     np.testing.assert_allclose(plain, found, atol=1e-5)
 
 
@@ -184,7 +211,13 @@ def test_images(tmp_path: Path) -> None:
     from PIL import Image
 
     data = {"name": "digits", "clients": 2, "partition": "iid"}
-    trained(tmp_path / "run", "fedavg", data=data, models={"pool": ["resnet8"], "norm": "batch"}, rounds=1)
+    trained(
+        tmp_path / "run",
+        "fedavg",
+        data=data,
+        models={"pool": ["resnet8"], "norm": "batch"},
+        rounds=1,
+    )
     folder = export(tmp_path / "run").folder / "client-1"
     whole = load_raw("digits").x[:4]
     loaded = load_model(folder)
@@ -199,10 +232,15 @@ def test_images(tmp_path: Path) -> None:
     turned.save(tmp_path / "turned.png", exif=exif)
     np.testing.assert_array_equal(plain_predictions(folder, tmp_path / "turned.png")[1], plain)
     Image.fromarray(whole[3][0].astype(np.uint16)).save(tmp_path / "deep.png")
-    for odd, problem in (("deep.png", "8 bits per channel"), ("rows.npy", "cannot be read as an image")):
+    for odd, problem in (
+        ("deep.png", "8 bits per channel"),
+        ("rows.npy", "cannot be read as an image"),
+    ):
         with pytest.raises(SystemExit, match=problem):
             plain_predictions(folder, tmp_path / odd)
-    np.testing.assert_allclose(loaded.predict([tmp_path / f"{n}.png" for n in range(4)]), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        loaded.predict([tmp_path / f"{n}.png" for n in range(4)]), expected, atol=1e-6
+    )
     np.save(tmp_path / "rows.npy", whole)
     np.testing.assert_array_equal(loaded.predict(tmp_path / "rows.npy"), expected)
     with pytest.raises(DataError, match="Images must be"):
@@ -221,10 +259,22 @@ def test_gaps_words_texts_and_dates_are_read_alike(tmp_path: Path) -> None:
     )
     columns = TableEncoder(rules).to_dict()["columns"]
     inputs = ModelInputs(
-        kind="table", shape=(23,), columns=tuple(columns), fill=(0.5, *[0.0] * 22), mean=(1.0,) * 23, scale=(2.0,) * 23
+        kind="table",
+        shape=(23,),
+        columns=tuple(columns),
+        fill=(0.5, *[0.0] * 22),
+        mean=(1.0,) * 23,
+        scale=(2.0,) * 23,
     )
     layer = torch.nn.Linear(23, 2)
-    values = {"fedloom": "0", "owner": "client-0", "method": "fedavg", "eval_mode": "", "round": 1, "norm": None}
+    values = {
+        "fedloom": "0",
+        "owner": "client-0",
+        "method": "fedavg",
+        "eval_mode": "",
+        "round": 1,
+        "norm": None,
+    }
     values |= {"classes": ("a", "b"), "model": None, "inputs": inputs}
     code = source(torch.fx.symbolic_trace(torch.nn.Sequential(layer)))
     state = torch.nn.Sequential(layer).state_dict()
@@ -261,7 +311,14 @@ def test_a_table_of_the_user(tmp_path: Path) -> None:
     with (tmp_path / "my.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["size", "color", "label"])
-        writer.writerows(zip(rng.normal(size=120).round(3), color, np.where(color == "red", "yes", "no"), strict=True))
+        writer.writerows(
+            zip(
+                rng.normal(size=120).round(3),
+                color,
+                np.where(color == "red", "yes", "no"),
+                strict=True,
+            )
+        )
     data = {"name": str(tmp_path / "my.csv"), "clients": 2, "partition": "iid"}
     trained(tmp_path / "run", "fedavg", data=data, rounds=5)
     folder = export(tmp_path / "run").folder / "client-0"
@@ -269,20 +326,30 @@ def test_a_table_of_the_user(tmp_path: Path) -> None:
     expected = loaded.predict(tmp_path / "my.csv")
     _, plain = plain_predictions(folder, tmp_path / "my.csv")
     np.testing.assert_allclose(plain, expected, atol=2e-6)
-    assert ((expected.argmax(1) == 1) == (color == "red")).mean() > 0.8 and loaded.classes == ("no", "yes")
+    assert ((expected.argmax(1) == 1) == (color == "red")).mean() > 0.8 and loaded.classes == (
+        "no",
+        "yes",
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedboost"])
 def test_a_table_with_texts_and_dates(method: str, tmp_path: Path) -> None:
     """Also where no date is missing in training, or each text is another one."""
     rng = np.random.default_rng(0)
-    seen = [f"{1 + k % 28:02}.{1 + k % 12:02}.{2000 + k % 20}" for k in rng.integers(10**4, size=120)]
+    seen = [
+        f"{1 + k % 28:02}.{1 + k % 12:02}.{2000 + k % 20}" for k in rng.integers(10**4, size=120)
+    ]
     ill = rng.random(120) > 0.5
     texts = [f"{'fever and cough' if sick else 'sleeps well'} {k}" for k, sick in enumerate(ill)]
     rows = [*zip(seen, ["", *seen[1:]], texts, np.where(ill, "ill", "well"), strict=True)]
     with (tmp_path / "my.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("seen", "left", "text", "label"), *rows])
-    data = {"name": str(tmp_path / "my.csv"), "clients": 2, "partition": "iid", "missing": "indicator"}
+    data = {
+        "name": str(tmp_path / "my.csv"),
+        "clients": 2,
+        "partition": "iid",
+        "missing": "indicator",
+    }
     trained(tmp_path / "run", method, data=data, rounds=5)
     folder = export(tmp_path / "run").folder / ("server" if method == "fedboost" else "client-0")
     expected = load_model(folder, trust=[NETWORK]).predict(tmp_path / "my.csv")
@@ -293,7 +360,8 @@ def test_a_table_with_texts_and_dates(method: str, tmp_path: Path) -> None:
 
 def test_trees_of_a_user_s_table_with_words_and_gaps(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    color, size = rng.choice(["red", "blue", "green", ""], 300), rng.normal(size=300).round(3).astype(object)
+    color = rng.choice(["red", "blue", "green", ""], 300)
+    size = rng.normal(size=300).round(3).astype(object)
     label = np.where((color == "red") | (size > 0.5), "yes", "no")
     size[rng.random(300) < 0.2] = ""
     with (tmp_path / "my.csv").open("w", newline="") as file:
@@ -313,30 +381,40 @@ def test_trees_of_a_user_s_table_with_words_and_gaps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fedboost", "fedglm"])
 def test_folders_subtract_what_was_subtracted_from_a_column(method: str, tmp_path: Path) -> None:
     rng, n = np.random.default_rng(0), np.arange(240)
-    near = {"word": np.array(["u", "v", "w"])[n % 3], "x": rng.integers(0, 30, 240), "z": rng.normal(size=240).round(3)}
+    near = {
+        "word": np.array(["u", "v", "w"])[n % 3],
+        "x": rng.integers(0, 30, 240),
+        "z": rng.normal(size=240).round(3),
+    }
     ill, site = np.where(near["x"] + 5 * near["z"] > 15, "yes", "no"), np.array(["a", "b"])[n % 2]
     far = {**near, "x": near["x"] + 10**9}
     with (tmp_path / "far.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*far, "ill", "site"])
-        writer.writerows(zip(*(v.tolist() for v in far.values()), ill.tolist(), site.tolist(), strict=True))
+        writer.writerows(
+            zip(*(v.tolist() for v in far.values()), ill.tolist(), site.tolist(), strict=True)
+        )
     data = {"name": str(tmp_path / "far.csv"), "label": "ill", "group": "site"}
     fedloom.run(method, data=data, rounds=8, out=tmp_path / "run")
     folder = export(tmp_path / "run").folder / "server"
-    found = load_model(folder, trust=[NETWORK]).predict({name: values.tolist() for name, values in far.items()})
+    found = load_model(folder, trust=[NETWORK]).predict(
+        {name: values.tolist() for name, values in far.items()}
+    )
     assert (found.argmax(1) == (ill == "yes")).mean() > 0.9
     _, plain = plain_predictions(folder, tmp_path / "far.csv")
     np.testing.assert_allclose(plain, found, atol=2e-6)
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 def test_black_boxes_have_no_folder(tmp_path: Path) -> None:
     pool = {"pool": ["forest", "mlp"]}
     trained(tmp_path / "run", "fedal", models=pool, data={**DATA, "clients": 6})
     found = export(tmp_path / "run")
-    assert found.skipped and all("black box (forest)" in reason for reason in found.skipped.values())
+    assert found.skipped and all(
+        "black box (forest)" in reason for reason in found.skipped.values()
+    )
     assert len(found.skipped) + len(found.sizes) == 6 and found.sizes
 
 
@@ -357,7 +435,9 @@ def test_force_replaces_the_folders_of_an_earlier_export(averaged: Path, tmp_pat
     export(averaged, out, force=True)
     assert [path.name for path in (out / "client-7").iterdir()] == ["notes.txt"]
     for name in (MODEL, WEIGHTS, NETWORK):
-        assert (out / "server" / name).read_bytes() == (averaged / "export" / "server" / name).read_bytes()
+        assert (out / "server" / name).read_bytes() == (
+            averaged / "export" / "server" / name
+        ).read_bytes()
 
 
 def change(folder: Path, **values: Any) -> None:
@@ -365,7 +445,14 @@ def change(folder: Path, **values: Any) -> None:
     (folder / MODEL).write_text(json.dumps({**content, **values}))
 
 
-INPUTS = {"kind": "table", "shape": [30], "columns": [], "fill": [], "mean": [0.0] * 30, "scale": [1.0] * 30}
+INPUTS = {
+    "kind": "table",
+    "shape": [30],
+    "columns": [],
+    "fill": [],
+    "mean": [0.0] * 30,
+    "scale": [1.0] * 30,
+}
 
 
 @pytest.mark.parametrize(
@@ -398,7 +485,9 @@ def test_code_of_a_folder_runs_only_if_it_is_trusted(model: Path) -> None:
     change(model, model=None)
     with pytest.raises(ConfigError, match="if you trust it, add --trust network"):
         load_model(model)
-    with pytest.raises(CheckpointError, match=r"network\.py is not the file that model.json describes"):
+    with pytest.raises(
+        CheckpointError, match=r"network\.py is not the file that model.json describes"
+    ):
         load_model(model, trust=[NETWORK])
 
 
@@ -423,7 +512,10 @@ def test_rows_that_do_not_fit(model: Path, tmp_path: Path) -> None:
     for bad, text in [
         ({**rows, first: ["1", "two", "3"]}, "a finite number"),
         ({**rows, first: [1]}, "same number of rows"),
-        ({name: values for name, values in rows.items() if name != first}, "'mean radius' is missing"),
+        (
+            {name: values for name, values in rows.items() if name != first},
+            "'mean radius' is missing",
+        ),
         ({name: [] for name in rows}, "At least one row"),
         (np.zeros((3, 30), np.float32), "rows of a table"),
         (tmp_path / "none.csv", "is no file; name a CSV or Parquet file"),
@@ -432,7 +524,9 @@ def test_rows_that_do_not_fit(model: Path, tmp_path: Path) -> None:
             loaded.predict(bad)
 
 
-def test_the_commands(averaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_commands(
+    averaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "new.csv")
 
@@ -445,13 +539,21 @@ def test_the_commands(averaged: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         return str(out + err)
 
     text = call(f"export {averaged} --out models")
-    assert [line.split()[0] for line in text.splitlines()[1:4]] == ["client-0", "client-1", "server"]
+    assert [line.split()[0] for line in text.splitlines()[1:4]] == [
+        "client-0",
+        "client-1",
+        "server",
+    ]
     assert "predictions match the run on 142 test rows" in text
     text = call("predict models/server new.csv --id patient --out p.csv")
     assert "server, fedavg: 30 rows" in text
     with Path("p.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
-    assert header == ["patient", "predicted", "p malignant", "p benign"] and rows[0][0] == "p0" and len(rows) == 30
+    assert (
+        header == ["patient", "predicted", "p malignant", "p benign"]
+        and rows[0][0] == "p0"
+        and len(rows) == 30
+    )
     assert "predicts from rows" in call("predict models/server", code=2)
     text = " ".join(call("predict models new.csv", code=2).split())
     assert "models is not a party's folder: it has no party.json" in text
@@ -474,7 +576,9 @@ def test_a_model_goes_to_the_hub_and_back(
             asked[repo_id] = words
             (remote / repo_id).mkdir(parents=True)
 
-        def upload_folder(self, folder_path: Path, repo_id: str, allow_patterns: list[str], commit_message: str) -> str:
+        def upload_folder(
+            self, folder_path: Path, repo_id: str, allow_patterns: list[str], commit_message: str
+        ) -> str:
             for name in hub.utils.filter_repo_objects(
                 (p.name for p in folder_path.iterdir()), allow_patterns=allow_patterns
             ):
@@ -498,7 +602,9 @@ def test_a_model_goes_to_the_hub_and_back(
     assert not (remote / "owner" / "heart" / "rows.csv").exists()
     found, here = pull("owner/heart"), load_model(averaged / "export" / "server")
     write_rows(tmp_path / "new.csv")
-    np.testing.assert_array_equal(found.predict(tmp_path / "new.csv"), here.predict(tmp_path / "new.csv"))
+    np.testing.assert_array_equal(
+        found.predict(tmp_path / "new.csv"), here.predict(tmp_path / "new.csv")
+    )
     with pytest.raises(CheckpointError, match="the hub did not give owner/none"):
         pull("owner/none")
     with pytest.raises(CheckpointError, match=MODEL):
@@ -507,7 +613,14 @@ def test_a_model_goes_to_the_hub_and_back(
 
 def test_models_of_own_rows_have_no_folder(tmp_path: Path) -> None:
     params = {"bins": 8, "depth": 2, "own": ["linear"]}
-    trained(tmp_path / "run", "fedboost", data={**DATA, "public_rows": 0}, rounds=1, params=params, models={})
+    trained(
+        tmp_path / "run",
+        "fedboost",
+        data={**DATA, "public_rows": 0},
+        rounds=1,
+        params=params,
+        models={},
+    )
     found = export(tmp_path / "run")
     assert not [*found.folder.iterdir()]
     assert "mixes models of the owner's own rows (params.own)" in found.skipped["client-0"]

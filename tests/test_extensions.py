@@ -16,7 +16,9 @@ def test_a_package_that_cannot_be_imported_is_a_warning(
         "fedloom.presets": [("odd", "json:loads"), ("texts", f"{__name__}:texts")],
     }
     monkeypatch.setattr(
-        extensions, "entry_points", lambda group: [EntryPoint(name, value, group) for name, value in added[group]]
+        extensions,
+        "entry_points",
+        lambda group: [EntryPoint(name, value, group) for name, value in added[group]],
     )
     with caplog.at_level(logging.WARNING, "fedloom"):
         assert [*extensions.commands()] == ["works"]
@@ -25,7 +27,10 @@ def test_a_package_that_cannot_be_imported_is_a_warning(
         "an installed package adds broken to fedloom",
         "an installed package adds odd to fedloom",
     ]
-    assert "No module named 'no_such_module'): repair or uninstall it" in caplog.records[0].getMessage()
+    assert (
+        "No module named 'no_such_module'): repair or uninstall it"
+        in caplog.records[0].getMessage()
+    )
 
 
 def texts() -> dict[str, str]:

@@ -100,9 +100,15 @@ def test_a_page_may_refuse_what_no_template_can_tell(isolated: bool) -> None:
             raise MessageError("reply 4711 adds up to 3")
 
     modes = {i: {"mode": "shape" if i == 1 else "fine"} for i in range(4)}
-    good = fed.call(range(4), "work", shared={"x": torch.ones(2)}, each=modes, expect=floats(2), check=check)
-    assert list(good) == [0, 3] and [i for i, _ in looked] == [0, 2, 3]  # what does not fit is not shown to the page
-    assert [(t.party, t.reason) for t in fed.failures] == [("worker-1", "wrong shape"), ("worker-2", "refused")]
+    good = fed.call(
+        range(4), "work", shared={"x": torch.ones(2)}, each=modes, expect=floats(2), check=check
+    )
+    # what does not fit is not shown to the page
+    assert list(good) == [0, 3] and [i for i, _ in looked] == [0, 2, 3]
+    assert [(t.party, t.reason) for t in fed.failures] == [
+        ("worker-1", "wrong shape"),
+        ("worker-2", "refused"),
+    ]
     assert "4711" in fed.failures[1].trace
     assert sum(e.count for e in fed.ledger if e.receiver == "server") == 2
     assert fed.call([2], "work", shared={"x": torch.ones(2)}, check=check, min_replies=1) == {}
@@ -159,14 +165,20 @@ def test_a_mistake_in_the_page_stops_the_run() -> None:
     with pytest.raises(MethodError, match="unknown party 7"):
         fed.call([7], "work")
     for core in ("state", "load", "predictions", "_own"):
-        with pytest.raises(MethodError, match=r"no message may call .*, a method of every Party|no method '_own'"):
+        with pytest.raises(
+            MethodError, match=r"no message may call .*, a method of every Party|no method '_own'"
+        ):
             fed.call([0], core)
 
 
 def test_a_party_refuses_what_is_not_finite() -> None:
     """A server that diverged, or means ill, can't poison its clients with NaN."""
     fed = federation()
-    each = {0: {"x": torch.ones(2)}, 1: {"x": torch.tensor([1.0, float("inf")])}, 2: {"x": torch.ones(2)}}
+    each = {
+        0: {"x": torch.ones(2)},
+        1: {"x": torch.tensor([1.0, float("inf")])},
+        2: {"x": torch.ones(2)},
+    }
     assert list(fed.call([0, 1, 2], "work", each=each)) == [0, 2]
     assert fed.failures[0].reason == "refused what it was sent: not finite"
     seen: Any = fed.engine.states()[1]["seen"]
@@ -188,7 +200,13 @@ def test_the_ledger_adds_up_and_measures_the_wire_exactly() -> None:
     replies = fed.call([0, 1], "work", shared=put)
     entries = {(e.sender, e.receiver): e for e in fed.ledger}
     down, up = entries["server", "worker"], entries["worker", "server"]
-    assert (down.round, down.kind, down.what, down.count, down.bytes) == (4, "work", "x float32[2]", 2, 16)
+    assert (down.round, down.kind, down.what, down.count, down.bytes) == (
+        4,
+        "work",
+        "x float32[2]",
+        2,
+        16,
+    )
     assert down.wire_bytes == 2 * len(message.encode(put))
     assert up.wire_bytes == sum(len(message.encode(r)) for r in replies.values())
     assert fed.ledger.sent("worker-1") == fed.ledger.received("worker-1") == 8
@@ -229,7 +247,9 @@ def test_an_exchange_with_a_question(isolated: bool) -> None:
     ],
     ids=["shape", "dtype", "inf"],
 )
-def test_a_malformed_question_is_dropped_and_counted_at_the_asking_peer(bad: Any, reason: str, isolated: bool) -> None:
+def test_a_malformed_question_is_dropped_and_counted_at_the_asking_peer(
+    bad: Any, reason: str, isolated: bool
+) -> None:
     fed = federation(isolated=isolated)
     fed.engine.load({i: {"seen": torch.full((2,), float(i))} for i in range(3)})
     fed.engine.load({1: {"seen": bad()}})
@@ -272,7 +292,9 @@ def test_an_answer_given_in_groups_is_the_same(monkeypatch: pytest.MonkeyPatch) 
         links = {0: [1, 2], 1: [2], 2: [3, 0], 3: [0]}
         fed.exchange(links, ask="ask", answer="reply", take="none", at_once=at_once)
         assert [i for group in calls for i in group] == [0, 1, 2, 3]
-        assert all(at_once is None or len(g) == 1 or sum(map(len, g.values())) <= at_once for g in calls)
+        assert all(
+            at_once is None or len(g) == 1 or sum(map(len, g.values())) <= at_once for g in calls
+        )
         ledger = fed.ledger.state()
         found.append((ledger["entries"], sorted(ledger["pairs"]), len(calls)))
     assert [n for *_, n in found] == [1, 4, 2]
@@ -288,7 +310,11 @@ def test_peers_exchange_messages_with_their_neighbours_alone() -> None:
     assert fed.sample_peers([0, 1, 3], None, 0) == {0: [1], 1: [0], 3: []}
     drawn = [free.sample_peers(range(5), 2, t) for t in range(20)]
     assert drawn == [Federation(engine, seed=3).sample_peers(range(5), 2, t) for t in range(20)]
-    assert all(i not in near and near == sorted(set(near)) and len(near) == 2 for d in drawn for i, near in d.items())
+    assert all(
+        i not in near and near == sorted(set(near)) and len(near) == 2
+        for d in drawn
+        for i, near in d.items()
+    )
     assert {j for d in drawn for j in d[0]} == {1, 2, 3, 4}
     assert drawn != [Federation(engine, seed=4).sample_peers(range(5), 2, t) for t in range(20)]
     for wrong, why in (
@@ -304,7 +330,9 @@ def test_a_silent_neighbour_is_left_out_of_the_inbox() -> None:
     fed = federation(4, faults=Faults(dropout=0.4))
     for t in range(10):
         fed.round = t
-        fed.exchange({i: [j for j in range(4) if j != i] for i in range(4)}, answer="own", take="take")
+        fed.exchange(
+            {i: [j for j in range(4) if j != i] for i in range(4)}, answer="own", take="take"
+        )
     assert {t.reason for t in fed.failures} == {"dropped out"}
     states: list[Any] = [*fed.engine.states().values()]
     assert all(torch.isfinite(s["seen"]).all() for s in states)
@@ -319,7 +347,7 @@ def test_participants_are_drawn_per_round_and_are_the_same_for_all() -> None:
     assert a.sample(range(4), None, 0) == (0, 1, 2, 3) == a.sample(range(4), 9, 0)
 
 
-# -- whom a peer asks ------------------------------------------------------------------------------------
+# -- whom a peer asks ------------------------------------------------------------------------------
 
 RING = {i: sorted({(i - 1) % 5, (i + 1) % 5}) for i in range(5)}
 
@@ -333,7 +361,11 @@ def test_neighbours_are_those_of_the_graph_who_are_present() -> None:
     ring, full = on_a_ring(), federation(5)
     assert [ring.neighbours(i, range(5)) for i in (0, 3)] == [(1, 4), (2, 4)]
     assert ring.neighbours(0, [4, 3, 2, 1]) == (4, 1)  # in the order given
-    assert (ring.neighbours(0, [2, 4]), ring.neighbours(0, [2, 3]), ring.neighbours(9, range(5))) == ((4,), (), ())
+    assert (
+        ring.neighbours(0, [2, 4]),
+        ring.neighbours(0, [2, 3]),
+        ring.neighbours(9, range(5)),
+    ) == ((4,), (), ())
     assert full.neighbours(3, [4, 3, 0]) == (4, 0)
 
 
@@ -349,24 +381,35 @@ def test_links_lie_in_the_graph_and_are_the_same_for_every_method() -> None:
     drawn = [full.sample_peers((3, 0, 1, 4), 2, t) for t in range(20)]
     assert drawn == [again.sample_peers((3, 0, 1, 4), 2, t) for t in range(20)]
     assert all(list(links) == [3, 0, 1, 4] for links in drawn)
-    assert all(near == sorted(set(near) - {i}) and len(near) == 2 for links in drawn for i, near in links.items())
+    assert all(
+        near == sorted(set(near) - {i}) and len(near) == 2
+        for links in drawn
+        for i, near in links.items()
+    )
     assert {tuple(links[0]) for links in drawn} == {(1, 3), (1, 4), (3, 4)}
     whole = Federation(full.engine, graph={i: [j for j in range(5) if j != i] for i in range(5)})
     assert whole.sample_peers(range(5), 2, 3) == full.sample_peers(
         range(5), 2, 3
     )  # however the complete graph is given
-    assert Federation(full.engine, seed=1).sample_peers(range(5), 2, 3) != full.sample_peers(range(5), 2, 3)
+    assert Federation(full.engine, seed=1).sample_peers(range(5), 2, 3) != full.sample_peers(
+        range(5), 2, 3
+    )
 
 
 @pytest.mark.parametrize(
     ("links", "text"),
     [
-        ({0: [1], 2: [0]}, r"peer 0 is not a neighbour of peer 2; choose from fed\.neighbours\(2, clients\)"),
+        (
+            {0: [1], 2: [0]},
+            r"peer 0 is not a neighbour of peer 2; choose from fed\.neighbours\(2, clients\)",
+        ),
         ({0: [1], 1: [2, 1]}, "peer 1 cannot exchange messages with itself"),
         ({7: [0]}, "peer 0 is not a neighbour of peer 7"),
     ],
 )
-def test_a_link_that_must_not_be_is_refused_before_anything_is_sent(links: dict[int, list[int]], text: str) -> None:
+def test_a_link_that_must_not_be_is_refused_before_anything_is_sent(
+    links: dict[int, list[int]], text: str
+) -> None:
     fed = on_a_ring()
     with pytest.raises(MethodError, match=text):
         fed.exchange(links, answer="own", take="take", shared={"x": 1})
@@ -415,7 +458,9 @@ def test_answers_held_in_groups_are_the_same_answers(
         calls: list[Any] = []
         inner = engine.exchange
         monkeypatch.setattr(
-            engine, "exchange", lambda *a, f=inner, to=calls: (to.append((list(a[0]), a[-1])), f(*a))[1]
+            engine,
+            "exchange",
+            lambda *a, f=inner, to=calls: (to.append((list(a[0]), a[-1])), f(*a))[1],
         )
         fed.round = 2
         fed.exchange(links, **asking, take="take", expect=floats(1), at_once=at_once)  # type: ignore[arg-type]
@@ -438,7 +483,9 @@ def test_what_is_reported_between_colocated_parties_is_not_counted(isolated: boo
     assert set(fed.call([0, 1], "work", shared={"x": x}, each=one)) == {1}
     assert [f.party for f in fed.failures] == ["worker-0"]
     others = ("worker-1", "worker-2")
-    assert fed.ledger.pairs.keys() == {("server", i) for i in others} | {(i, "server") for i in others}
+    assert fed.ledger.pairs.keys() == {("server", i) for i in others} | {
+        (i, "server") for i in others
+    }
     assert fed.ledger.pairs["server", "worker-1"] == [2, 16] and fed.ledger.sent("worker-0") == 0
     nobody = Federation(engine, colocated=(0, 1, 2))
     nobody.call([0, 1, 2], "work", shared={"x": x})
@@ -455,7 +502,9 @@ def test_fault_probabilities_are_checked() -> None:
 def test_ordered_faults_are_repeatable_and_as_frequent_as_asked() -> None:
     policy = Faults(dropout=0.2, late=0.1)
     draws = [policy.draw(0, t, c, p) for t in range(50) for c in range(4) for p in range(10)]
-    assert draws == [policy.draw(0, t, c, p) for t in range(50) for c in range(4) for p in range(10)]
+    assert draws == [
+        policy.draw(0, t, c, p) for t in range(50) for c in range(4) for p in range(10)
+    ]
     assert abs(draws.count("dropout") / 2000 - 0.2) < 0.03
     assert abs(draws.count("late") / 2000 - 0.1) < 0.03
     assert Faults().draw(0, 0, 0, 0) is None

@@ -53,14 +53,18 @@ def test_a_ring() -> None:
     assert (ring(1), ring(2), ring(3)) == (((),), ((1,), (0,)), ((1, 2), (0, 2), (0, 1)))
 
 
-@pytest.mark.parametrize(("m", "degree"), [(2, 1), (5, 4), (10, 3), (10, 8), (31, 4), (100, 50), (100, 49)])
+@pytest.mark.parametrize(
+    ("m", "degree"), [(2, 1), (5, 4), (10, 3), (10, 8), (31, 4), (100, 50), (100, 49)]
+)
 def test_a_regular_graph_is_connected_and_regular(m: int, degree: int) -> None:
     graph = regular(m, degree, seed=3)
     assert sound(graph, m) and len(reached(graph)) == m
     assert {len(near) for near in graph} == {degree}
 
 
-@pytest.mark.parametrize(("m", "degree"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 2), (7, 4), (10, 4), (100, 49)])
+@pytest.mark.parametrize(
+    ("m", "degree"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 2), (7, 4), (10, 4), (100, 49)]
+)
 def test_half_of_the_others_is_made_feasible(m: int, degree: int) -> None:
     graph = regular(m)
     assert sound(graph, m) and {len(near) for near in graph} == {degree}
@@ -68,16 +72,27 @@ def test_half_of_the_others_is_made_feasible(m: int, degree: int) -> None:
 
 def test_a_small_world_lies_between_the_ring_and_chance() -> None:
     lattice = small_world(12, 4, 0.0)
-    assert lattice == tuple(tuple(sorted({(i + d) % 12 for d in (-2, -1, 1, 2)})) for i in range(12))
+    assert lattice == tuple(
+        tuple(sorted({(i + d) % 12 for d in (-2, -1, 1, 2)})) for i in range(12)
+    )
     graph = small_world(60, 4, 0.3, seed=1)
     assert sound(graph, 60) and len(reached(graph)) == 60
     assert sum(map(len, graph)) == 60 * 4  # a link that is led elsewhere is still one link
-    moved = sum(min((i - j) % 60, (j - i) % 60) > 2 for i, near in enumerate(graph) for j in near) / (60 * 4)
+    moved = sum(
+        min((i - j) % 60, (j - i) % 60) > 2 for i, near in enumerate(graph) for j in near
+    ) / (60 * 4)
     assert 0.15 < moved < 0.45
-    assert [{len(n) for n in small_world(m, rewire=0.0)} for m in (3, 4, 5, 9)] == [{2}, {2}, {4}, {4}]
+    assert [{len(n) for n in small_world(m, rewire=0.0)} for m in (3, 4, 5, 9)] == [
+        {2},
+        {2},
+        {4},
+        {4},
+    ]
 
 
-@pytest.mark.parametrize("draw", [lambda seed: regular(20, 4, seed=seed), lambda seed: small_world(20, 4, seed=seed)])
+@pytest.mark.parametrize(
+    "draw", [lambda seed: regular(20, 4, seed=seed), lambda seed: small_world(20, 4, seed=seed)]
+)
 def test_a_seed_settles_the_graph(draw: Callable[[int], Graph]) -> None:
     drawn = [draw(seed) for seed in range(6)]
     assert drawn == [draw(seed) for seed in range(6)]
@@ -87,11 +102,20 @@ def test_a_seed_settles_the_graph(draw: Callable[[int], Graph]) -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: regular(9, 3), "no graph gives 9 peers 3 neighbours each, as the product is odd: take degree 4"),
+        (
+            lambda: regular(9, 3),
+            "no graph gives 9 peers 3 neighbours each, as the product is odd: take degree 4",
+        ),
         (lambda: regular(5, 5), "a peer of 5 cannot have 5 neighbours: take degree 1 to 4"),
         (lambda: regular(5, 0), "a peer of 5 cannot have 0 neighbours"),
-        (lambda: regular(6, 1), "no regular graph of degree 1 with 6 peers was connected in 100 draws: raise"),
-        (lambda: small_world(9, 3), "the degree of a small world must be even, half to each side, not 3"),
+        (
+            lambda: regular(6, 1),
+            "no regular graph of degree 1 with 6 peers was connected in 100 draws: raise",
+        ),
+        (
+            lambda: small_world(9, 3),
+            "the degree of a small world must be even, half to each side, not 3",
+        ),
         (lambda: small_world(2), "a small world needs at least 3 peers, not 2"),
     ],
 )
@@ -116,7 +140,10 @@ def test_links_of_a_text() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("0,1\nsource,target", "line 2 must have the ids of two peers, such as 0,1, not 'source,target'"),
+        (
+            "0,1\nsource,target",
+            "line 2 must have the ids of two peers, such as 0,1, not 'source,target'",
+        ),
         ("\n0,1,0.5", "line 2 must have"),
         ("0", "line 1 must have"),
         ("-1,2", "line 1 must have"),
@@ -133,7 +160,11 @@ def test_a_text_of_links_is_refused_with_its_line(text: str, problem: str) -> No
     assert problem in str(error.value)
 
 
-@given(st.integers(2, 8).flatmap(lambda m: st.tuples(st.just(m), st.sets(st.tuples(*[st.integers(0, m - 1)] * 2)))))
+@given(
+    st.integers(2, 8).flatmap(
+        lambda m: st.tuples(st.just(m), st.sets(st.tuples(*[st.integers(0, m - 1)] * 2)))
+    )
+)
 def test_every_graph_survives_its_text(drawn: tuple[int, set[tuple[int, int]]]) -> None:
     m, pairs = drawn
     links = {(a, b) for a, b in pairs if a != b}
@@ -141,7 +172,9 @@ def test_every_graph_survives_its_text(drawn: tuple[int, set[tuple[int, int]]]) 
         return
     graph = edges("\n".join(f"{a},{b}" for a, b in links), m)
     assert sound(graph, m)
-    assert {frozenset((i, j)) for i, near in enumerate(graph) for j in near} == {frozenset(pair) for pair in links}
+    assert {frozenset((i, j)) for i, near in enumerate(graph) for j in near} == {
+        frozenset(pair) for pair in links
+    }
 
 
 def test_what_is_checked_is_what_is_drawn() -> None:

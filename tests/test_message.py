@@ -56,7 +56,11 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
-        return isinstance(b, list | tuple) and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+        return (
+            isinstance(b, list | tuple)
+            and len(a) == len(b)
+            and all(same(x, y) for x, y in zip(a, b, strict=True))
+        )
     return type(a) is type(b) and repr(a) == repr(b)
 
 
@@ -66,7 +70,9 @@ def bits(tensor: Tensor) -> bytes:
 
 def blob(header: bytes | dict[str, Any], data: bytes = b"") -> bytes:
     """A message made by hand."""
-    raw = header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
+    raw = (
+        header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
+    )
     raw += b" " * (-len(raw) % 8)
     return struct.pack("<Q", len(raw)) + raw + data
 
@@ -98,7 +104,9 @@ def tensors(draw: st.DrawFn) -> Tensor:
     dtype = draw(st.sampled_from(DEFAULT.dtypes))
     shape = draw(st.lists(st.integers(0, 4), max_size=4))
     count = math.prod(shape)
-    raw = bytearray(draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize)))
+    raw = bytearray(
+        draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize))
+    )
     if dtype == torch.bool:
         raw = bytearray(b & 1 for b in raw)
     tensor = torch.frombuffer(raw, dtype=dtype) if count else torch.empty(0, dtype=dtype)
@@ -234,7 +242,9 @@ BAD: list[tuple[Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("tree", "path", "why"), BAD, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("tree", "path", "why"), BAD, ids=lambda v: v if isinstance(v, str) else ""
+)
 def test_unfit_trees_are_refused_with_their_path(tree: Any, path: str, why: str) -> None:
     for function in (check, encode):
         with pytest.raises(MessageError) as caught:
@@ -253,7 +263,14 @@ def test_quantized_tensors_are_refused() -> None:
 def test_the_limits_hold_on_both_sides_and_at_the_edge() -> None:
     tree: dict[str, Any] = {"abc": [torch.zeros(1, 2), 1, []]}
     data = encode(tree)
-    exact = Limits(max_bytes=len(data), max_depth=2, max_leaves=3, max_name=3, max_ndim=2, dtypes=(torch.float32,))
+    exact = Limits(
+        max_bytes=len(data),
+        max_depth=2,
+        max_leaves=3,
+        max_name=3,
+        max_ndim=2,
+        dtypes=(torch.float32,),
+    )
     assert encode(tree, exact) == data and same(decode(data, exact), tree)
     tighter: list[dict[str, Any]] = [
         {"max_bytes": len(data) - 1},
@@ -322,7 +339,9 @@ HOSTILE: dict[str, bytes] = {
     "int of 5000 digits": blob(head("9" * 5000)),
     "int of 4000 digits": blob(head("9" * 4000)),
     "lone surrogate": blob(head('"\\ud800"')),
-    "lone surrogate in JSON text": blob(b'{"__metadata__":{"format":"fedloom/1","tree":"\\ud800"}}'),
+    "lone surrogate in JSON text": blob(
+        b'{"__metadata__":{"format":"fedloom/1","tree":"\\ud800"}}'
+    ),
     "spaces in tree": blob(head("[1, 2]")),
     "other spelling of a number": blob(head("1.50")),
     "spaces in header": blob(json.dumps(head("1")).encode()),
@@ -358,12 +377,18 @@ HOSTILE: dict[str, bytes] = {
     "empty but huge": blob(head(TREE, **{"0": f32(0, 2**62, 2**62, end=0)})),
     "empty but too long": blob(head(TREE, **{"0": f32(0, 2**62, end=0)})),
     "nine dimensions": blob(head(TREE, **{"0": f32(*[1] * 9, end=4)}), ONE),
-    "bool offsets": blob(head(TREE, **{"0": {"dtype": "I8", "shape": [1], "data_offsets": [False, True]}}), b"\1"),
+    "bool offsets": blob(
+        head(TREE, **{"0": {"dtype": "I8", "shape": [1], "data_offsets": [False, True]}}), b"\1"
+    ),
     "hole before": blob(head(TREE, **{"0": f32(1, start=4, end=8)}), ONE * 2),
     "hole after": blob(head(TREE, **{"0": f32(1, end=4)}), ONE * 2),
     "data too short": blob(head(TREE, **{"0": f32(2, end=8)}), ONE),
-    "overlap": blob(head('[{"$tensor":0},{"$tensor":1}]', **{"0": f32(1, end=4), "1": f32(1, end=4)}), ONE),
-    "bool of two": blob(head(TREE, **{"0": {"dtype": "BOOL", "shape": [1], "data_offsets": [0, 1]}}), b"\2"),
+    "overlap": blob(
+        head('[{"$tensor":0},{"$tensor":1}]', **{"0": f32(1, end=4), "1": f32(1, end=4)}), ONE
+    ),
+    "bool of two": blob(
+        head(TREE, **{"0": {"dtype": "BOOL", "shape": [1], "data_offsets": [0, 1]}}), b"\2"
+    ),
     "data without tensors": blob(head("1"), b"x"),
     "plain safetensors": safetensors.torch.save({"0": torch.ones(1)}),
 }
@@ -463,7 +488,9 @@ json_values = st.recursive(
     | st.sampled_from(["F32", "BOOL", "0", "$tensor", "fedloom/1", "1", TREE, "[1]"]),
     lambda x: (
         st.lists(x, max_size=3)
-        | st.dictionaries(st.sampled_from(["0", "1", "dtype", "shape", "data_offsets", "$tensor", "tree"]), x)
+        | st.dictionaries(
+            st.sampled_from(["0", "1", "dtype", "shape", "data_offsets", "$tensor", "tree"]), x
+        )
     ),
     max_leaves=8,
 )
@@ -507,7 +534,15 @@ def test_size_is_exact_when_only_numbers_change() -> None:
 
 
 def test_size_distinguishes_similar_structures() -> None:
-    similar: list[Any] = [[1, [2]], [[1], 2], {"a": [], "b": 1}, {"a": {}, "b": 1}, [True, 1], [1, True], [[], 1]]
+    similar: list[Any] = [
+        [1, [2]],
+        [[1], 2],
+        {"a": [], "b": 1},
+        {"a": {}, "b": 1},
+        [True, 1],
+        [1, True],
+        [[], 1],
+    ]
     similar += [["a", "b"], {"a": "b"}, [torch.ones(2, 3)], [torch.ones(2), torch.ones(3)]]
     for tree in similar * 2:
         assert size(tree).wire == len(encode(tree))
@@ -523,7 +558,8 @@ def test_a_structure_is_encoded_once_to_know_its_size(monkeypatch: pytest.Monkey
 def test_describe_names_what_crosses() -> None:
     assert describe({"logits": torch.ones(32, 10), "t": 3}) == "logits float32[32,10]; t int"
     assert describe(EXAMPLE) == (
-        "logits float32[2,3]; t int; rest[0] bool; rest[1] none; rest[2] float; rest[3] str; rest[5][0] int8[2]"
+        "logits float32[2,3]; t int; rest[0] bool; rest[1] none; rest[2] float; rest[3] str; "
+        "rest[5][0] int8[2]"
     )
     assert describe(torch.ones(())) == "float32[]"
     assert describe({}) == "nothing"
@@ -549,7 +585,11 @@ def test_control_characters_of_strangers_stay_out_of_logs() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_check_finite_finds_the_tensor(dtype: torch.dtype, value: float) -> None:
     tensor = torch.zeros(1000, dtype=dtype)
-    tree: dict[str, Any] = {"t": 1, "x": [tensor, torch.ones(2, dtype=torch.int64), "nan", None], "logits": tensor}
+    tree: dict[str, Any] = {
+        "t": 1,
+        "x": [tensor, torch.ones(2, dtype=torch.int64), "nan", None],
+        "logits": tensor,
+    }
     check_finite(tree)
     tree["logits"] = tensor.clone()
     tree["logits"][713] = value
@@ -671,12 +711,17 @@ def test_weighted_mean_by_hand() -> None:
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0.1, 1e3)), min_size=1, max_size=6))
 def test_weighted_mean_is_the_mean(pairs: list[tuple[float, float]]) -> None:
     values, weights = np.array(pairs).T
-    mean: Any = weighted_mean([{"x": torch.tensor(v, dtype=torch.float64)} for v in values], list(weights))
+    mean: Any = weighted_mean(
+        [{"x": torch.tensor(v, dtype=torch.float64)} for v in values], list(weights)
+    )
     assert mean["x"].item() == pytest.approx(np.average(values, weights=weights), abs=1e-9)
 
 
 def test_weighted_mean_of_one_is_that_one() -> None:
-    tree: dict[str, Any] = {"x": torch.randn(100, generator=torch.Generator().manual_seed(0)), "n": torch.tensor(2)}
+    tree: dict[str, Any] = {
+        "x": torch.randn(100, generator=torch.Generator().manual_seed(0)),
+        "n": torch.tensor(2),
+    }
     mean: Any = weighted_mean([tree], [7.3])
     assert same(mean, tree)
     mean["x"].zero_(), mean["n"].zero_()
@@ -704,7 +749,11 @@ def test_weighted_mean_adds_in_the_given_order_and_does_not_overflow() -> None:
         ([{"a": torch.ones(1)}] * 2, [2, -1], "at least 0"),
         ([{"a": torch.ones(1)}], [math.nan], "finite"),
         ([{"a": torch.ones(1)}] * 2, [1e308, 1e308], "finite"),
-        ([{"a": torch.ones(1), "b": torch.ones(1)}, {"a": torch.ones(1)}], [1, 1], "'a', 'b', got 'a'"),
+        (
+            [{"a": torch.ones(1), "b": torch.ones(1)}, {"a": torch.ones(1)}],
+            [1, 1],
+            "'a', 'b', got 'a'",
+        ),
         ([{"a": {"b": torch.ones(1)}}, {"a": {"b": torch.ones(2)}}], [1, 1], r"'a\.b': expected"),
         ([{"a": torch.ones(1)}, {"a": torch.ones(1).double()}], [1, 1], "got float64"),
         ([{"a": torch.ones(1, dtype=torch.bool)}], [1], r"'a': only float and integer.*bool\[1\]"),
@@ -720,7 +769,9 @@ def test_weighted_mean_refuses(trees: Any, weights: list[float], why: str) -> No
 def test_an_empty_tensor_of_numpy_crosses_whatever_its_strides() -> None:
     for shape in ((0,), (3, 0), (0, 2)):
         there = decode(encode(torch.from_numpy(np.zeros(shape, dtype=np.int64))))
-        assert isinstance(there, torch.Tensor) and there.shape == shape and there.dtype == torch.int64
+        assert (
+            isinstance(there, torch.Tensor) and there.shape == shape and there.dtype == torch.int64
+        )
 
 
 @pytest.mark.parametrize("piece", [b"[],", b'"",', b"0,", b"{},"])

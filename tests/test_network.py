@@ -33,9 +33,15 @@ def net(norm: bool = False) -> nn.Module:
     ("ours", "theirs"),
     [
         (SGD(0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
-        (SGD(0.1, 0.9, 0.01), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01)),
+        (
+            SGD(0.1, 0.9, 0.01),
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+        ),
         (Adam(0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
-        (Adam(0.01, (0.8, 0.95), 1e-6), lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.95), eps=1e-6)),
+        (
+            Adam(0.01, (0.8, 0.95), 1e-6),
+            lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.95), eps=1e-6),
+        ),
         (Adam(0.01, weight_decay=0.5), lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.5)),
     ],
     ids=["sgd", "momentum", "adam", "adam-other", "adamw"],
@@ -93,7 +99,9 @@ def test_descend_gives_the_same_with_and_without_its_remembered_pass(norm: bool)
             if network is forgotten:
                 network.forget()
             network.descend(x, z - F.one_hot(Y[i : i + 8], 3))
-    for (name, a), b in zip(kept.module.state_dict().items(), forgotten.module.state_dict().values(), strict=True):
+    for (name, a), b in zip(
+        kept.module.state_dict().items(), forgotten.module.state_dict().values(), strict=True
+    ):
         assert torch.equal(a, b), name
 
 
@@ -109,7 +117,9 @@ def test_a_pass_is_not_reused_after_the_weights_moved() -> None:
 
 
 def test_descend_gives_the_same_bits_with_any_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The product of outputs and gradient is the fallback for a torch without the engine's function."""
+    """The product of outputs and gradient is the fallback for a torch without the engine's
+    function.
+    """
     found = []
     for missing in (False, True):
         if missing:
@@ -122,7 +132,9 @@ def test_descend_gives_the_same_bits_with_any_torch(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_module_keeps_its_own_way_to_switch_to_evaluation() -> None:
-    """A part that overrides `train`, such as a frozen one, is asked; else all parts are switched."""
+    """A part that overrides `train`, such as a frozen one, is asked; else all parts
+    are switched.
+    """
 
     class Frozen(nn.Linear):
         def train(self, mode: bool = True) -> Frozen:
@@ -139,7 +151,8 @@ def test_a_module_keeps_its_own_way_to_switch_to_evaluation() -> None:
 def test_descend_moves_along_the_gradients_of_torch_s_backward() -> None:
     network, module = Network(net(), SGD(0.1)), net()
     scale = torch.tensor(2.0, requires_grad=True)
-    gradient = scale * torch.randn(24, 3, generator=torch.Generator().manual_seed(2))  # a constant, as for torch
+    # a constant, as for torch
+    gradient = scale * torch.randn(24, 3, generator=torch.Generator().manual_seed(2))
     network.descend(X, gradient)
     module(X).backward(gradient)
     assert scale.grad is None
@@ -151,14 +164,18 @@ def test_descend_moves_along_the_gradients_of_torch_s_backward() -> None:
 def test_descend_refuses_a_gradient_of_another_shape(shape: tuple[int, ...]) -> None:
     network = Network(net(), SGD(0.1))
     before = network.flat.clone()
-    with pytest.raises(ValueError, match=r"gradient of shape \(.*\) for outputs of shape \(24, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"gradient of shape \(.*\) for outputs of shape \(24, 3\)"
+    ):
         network.descend(X, torch.ones(shape))
     assert torch.equal(network.flat, before)
 
 
 def test_rollback_restores_everything() -> None:
     network = Network(net(norm=True), Adam(0.01))
-    before = {part: {k: v.clone() for k, v in tree.items()} for part, tree in network.state().items()}
+    before = {
+        part: {k: v.clone() for k, v in tree.items()} for part, tree in network.state().items()
+    }
     network.begin()
     network.minimize(lambda: F.cross_entropy(network(X), Y))
     assert not torch.equal(network.state()["params"]["0.weight"], before["params"]["0.weight"])
@@ -189,7 +206,9 @@ def test_frozen_parameters_stay_out() -> None:
 def test_what_does_not_fit_is_refused_by_name() -> None:
     network = Network(net(), SGD(0.1))
     with pytest.raises(StateError, match=r"0\.bias"):
-        network.load("params", {k: v for k, v in network.state()["params"].items() if k != "0.bias"})
+        network.load(
+            "params", {k: v for k, v in network.state()["params"].items() if k != "0.bias"}
+        )
     wrong = dict(network.state()["params"])
     wrong["2.bias"] = torch.zeros(4)
     with pytest.raises(StateError, match=r"'2\.bias'.*\(3,\).*\(4,\)"):
@@ -201,7 +220,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         Network(mixed, SGD(0.1))
 
 
-# -- a step of some parameters alone ---------------------------------------------------------------------
+# -- a step of some parameters alone ---------------------------------------------------------------
 
 OPTIMIZERS = pytest.mark.parametrize(
     "optimizer", [SGD(0.1), SGD(0.1, 0.9), Adam(0.01)], ids=["sgd", "momentum", "adam"]
@@ -214,19 +233,26 @@ def cross_entropy(network: Network, rows: slice = slice(0, 24)) -> Tensor:
 
 
 def values(network: Network) -> dict[str, Tensor]:
-    """A copy of every tensor of the state, with each parameter's part of the optimizer's memory by its name."""
+    """A copy of every tensor of the state, with each parameter's part of the optimizer's memory by
+    its name.
+    """
     state = network.state()
     found = {f"{part}.{k}": v for part in ("params", "buffers") for k, v in state[part].items()}
-    found |= {f"{slot} of {k}": v for k, slots in network._moving.items() for slot, v in slots.items()}
+    found |= {
+        f"{slot} of {k}": v for k, slots in network._moving.items() for slot, v in slots.items()
+    }
     return {k: v.clone() for k, v in found.items()}
 
 
 @OPTIMIZERS
 def test_a_step_of_some_parameters_moves_nothing_else(optimizer: Any) -> None:
-    """Neither the others nor their part of the optimizer's memory; and the named ones move as in a whole step."""
+    """Neither the others nor their part of the optimizer's memory; and the named ones move as in a
+    whole step.
+    """
     some, whole = Network(net(), optimizer), Network(net(), optimizer)
     for network in (some, whole):
-        network.minimize(lambda n=network: cross_entropy(n, slice(0, 8)))  # so that the memory holds something
+        # so that the memory holds something
+        network.minimize(lambda n=network: cross_entropy(n, slice(0, 8)))
     before = values(some)
     loss = some.minimize(lambda: cross_entropy(some), only=HEAD)
     assert torch.equal(loss, whole.minimize(lambda: cross_entropy(whole)))
@@ -300,7 +326,11 @@ def test_statistics_move_with_a_step_of_some_parameters() -> None:
 def test_train_passes_on_which_parameters_move() -> None:
     network = Network(net(), SGD(0.1, 0.9))
     before = values(network)
-    loss = network.train(lambda x, y: F.cross_entropy(network(x), y), Batches(X.view(3, 8, 5), Y.view(3, 8)), only=HEAD)
+    loss = network.train(
+        lambda x, y: F.cross_entropy(network(x), y),
+        Batches(X.view(3, 8, 5), Y.view(3, 8)),
+        only=HEAD,
+    )
     assert loss.shape == ()
     assert {k for k, v in values(network).items() if torch.equal(v, before[k])} == {
         *("params.0.weight", "params.0.bias"),
@@ -308,14 +338,16 @@ def test_train_passes_on_which_parameters_move() -> None:
     }
 
 
-# -- a gradient without a step ---------------------------------------------------------------------------
+# -- a gradient without a step ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("of", [None, HEAD, ["0.weight"]], ids=["all", "head", "first"])
 def test_a_gradient_is_torch_s_and_makes_no_step(of: list[str] | None) -> None:
     network, module = Network(net().double(), Adam(0.1)), net().double()
     before = values(network)
-    value, gradients = network.gradient(lambda x, y: F.cross_entropy(network(x), y), X.double(), Y, of=of)
+    value, gradients = network.gradient(
+        lambda x, y: F.cross_entropy(network(x), y), X.double(), Y, of=of
+    )
     names = of or [k for k, _ in module.named_parameters()]
     loss = F.cross_entropy(module(X.double()), Y)
     expected = torch.autograd.grad(loss, [module.get_parameter(k) for k in names])
@@ -365,7 +397,7 @@ def test_a_proximal_term_is_differentiated(only: list[str] | None) -> None:
         assert torch.allclose(p, expected, rtol=0, atol=1e-14)
 
 
-# -- a scratch copy --------------------------------------------------------------------------------------
+# -- a scratch copy --------------------------------------------------------------------------------
 
 
 def wreck(network: Network) -> None:
@@ -388,7 +420,8 @@ def test_a_scratch_copy_leaves_no_trace(optimizer: Any) -> None:
         with network.scratch():
             wreck(network)
             network.flat.zero_()
-        assert torch.equal(network.memory, inside[0])  # the inner one brought back what the outer one had made
+        # the inner one brought back what the outer one had made
+        assert torch.equal(network.memory, inside[0])
     assert torch.equal(network.memory, before) and not torch.equal(inside[0], before)
     with pytest.raises(RuntimeError), network.scratch(), network.scratch():
         wreck(network)
@@ -404,7 +437,9 @@ def test_a_scratch_copy_leaves_no_trace(optimizer: Any) -> None:
 def test_a_pass_remembered_on_a_scratch_copy_ends_with_it() -> None:
     network, twin = Network(net(), SGD(0.1)), Network(net(), SGD(0.1))
     with network.scratch():
-        network.load("params", {k: torch.zeros_like(v) for k, v in network.state()["params"].items()})
+        network.load(
+            "params", {k: torch.zeros_like(v) for k, v in network.state()["params"].items()}
+        )
         network.forward(X)
     for n in (network, twin):
         n.descend(X, torch.ones(24, 3) * torch.tensor([1.0, -2.0, 1.0]))
@@ -430,8 +465,12 @@ def test_a_call_that_only_scratches_has_changed_nothing() -> None:
 
 
 @pytest.mark.parametrize("norm", ["none", "group"])
-@pytest.mark.parametrize(("name", "shape"), [("mlp", (6,)), ("cnn-small", (3, 8, 8)), ("celeba-cnn", (3, 16, 16))])
-def test_gradients_of_single_rows_are_those_of_batches_of_one(name: str, shape: tuple[int, ...], norm: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "shape"), [("mlp", (6,)), ("cnn-small", (3, 8, 8)), ("celeba-cnn", (3, 16, 16))]
+)
+def test_gradients_of_single_rows_are_those_of_batches_of_one(
+    name: str, shape: tuple[int, ...], norm: str
+) -> None:
     net = Network(models.build(name, shape, 4, norm=norm, seed=0), SGD(0.1))  # type: ignore[arg-type]
     x, y = torch.randn(5, *shape), torch.tensor([0, 1, 2, 3, 0])
     before = net.memory.clone()
@@ -449,11 +488,17 @@ def test_gradients_of_single_rows_are_those_of_batches_of_one(name: str, shape: 
     assert torch.equal(net.memory, before)
 
 
-MODELS = [("mlp-deep", (6,), "none"), ("cnn-small", (3, 8, 8), "group"), ("resnet8", (3, 8, 8), "group")]
+MODELS = [
+    ("mlp-deep", (6,), "none"),
+    ("cnn-small", (3, 8, 8), "group"),
+    ("resnet8", (3, 8, 8), "group"),
+]
 
 
 @pytest.mark.parametrize(("name", "shape", "norm"), [*MODELS, ("mlp-deep", (6,), "batch")])
-def test_gradients_and_curvature_at_other_weights_are_torch_s(name: str, shape: tuple[int, ...], norm: str) -> None:
+def test_gradients_and_curvature_at_other_weights_are_torch_s(
+    name: str, shape: tuple[int, ...], norm: str
+) -> None:
     network = Network(models.build(name, shape, 4, norm=norm, seed=0), SGD(0.1))  # type: ignore[arg-type]
     other = models.build(name, shape, 4, norm=norm, seed=1)  # type: ignore[arg-type]
     x, y = torch.randn(7, *shape), torch.tensor([0, 1, 2, 3, 0, 1, 2])
@@ -475,7 +520,9 @@ def test_gradients_and_curvature_at_other_weights_are_torch_s(name: str, shape: 
     assert torch.allclose(value, want, atol=1e-6) and torch.allclose(again[0], want, atol=1e-6)
     for (k, w), g, h in zip(weights.items(), slopes, bent, strict=True):
         assert torch.equal(heard[0][k], w)  # `live` is at those weights too
-        assert torch.allclose(gradient[k], g, atol=1e-5) and torch.allclose(again[1][k], g, atol=1e-5)
+        assert torch.allclose(gradient[k], g, atol=1e-5) and torch.allclose(
+            again[1][k], g, atol=1e-5
+        )
         assert torch.allclose(found[k], h, atol=1e-4, rtol=1e-3)
         assert not gradient[k].requires_grad and not found[k].requires_grad and not w.requires_grad
     assert torch.equal(network.flat, before)
@@ -487,17 +534,24 @@ def test_a_loss_that_is_linear_has_no_curvature_and_one_that_fails_leaves_the_ow
     weights = {k: torch.randn_like(p) for k, p in network.parameters.items()}
     _, gradient, product = network.curvature_at(weights, lambda: network.live["weight"].sum())
     assert torch.equal(gradient["weight"], torch.ones(3, 5)) and not gradient["bias"].any()
-    assert not any(g.any() for g in product({k: torch.ones_like(w) for k, w in weights.items()}).values())
+    assert not any(
+        g.any() for g in product({k: torch.ones_like(w) for k, w in weights.items()}).values()
+    )
 
     def fail() -> Tensor:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
         network.gradient_at(weights, fail)
-    assert network.module.weight is network.parameters["weight"] and network.live["weight"] is network.module.weight
+    assert (
+        network.module.weight is network.parameters["weight"]
+        and network.live["weight"] is network.module.weight
+    )
 
 
-def test_statistics_move_with_a_gradient_at_other_weights_and_a_call_that_fails_takes_it_back() -> None:
+def test_statistics_move_with_a_gradient_at_other_weights_and_a_call_that_fails_takes_it_back() -> (
+    None
+):
     network = Network(net(norm=True), SGD(0.1))
     before = network.memory.clone()
     network.begin()

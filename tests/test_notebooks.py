@@ -1,4 +1,6 @@
-"""The notebooks of the documentation run from top to bottom; `make docs` runs them, too, and keeps their output."""
+"""The notebooks of the documentation run from top to bottom; `make docs` runs them, too, and keeps
+their output.
+"""
 
 from __future__ import annotations
 

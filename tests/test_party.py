@@ -60,7 +60,9 @@ class Learner(Party[None]):
 
 def test_undeclared_state_is_refused_and_says_how_to_mend_it() -> None:
     party = Counter(None, ClientContext(id=0))
-    with pytest.raises(StateError, match=r"self\.cache.*Add 'cache' to STATE, or use a local variable"):
+    with pytest.raises(
+        StateError, match=r"self\.cache.*Add 'cache' to STATE, or use a local variable"
+    ):
         party.sneak()
     with pytest.raises(StateError, match=r"Counter\.log is in STATE and must be a tree.*\bf\b"):
         party.keep_object()
@@ -103,7 +105,9 @@ def test_mistakes_in_setup_are_reported() -> None:
         def setup(self) -> None:
             self.cache: list[int] = []  # which a method could fill without ever assigning it
 
-    with pytest.raises(StateError, match=r"Hides assigns self\.cache.*put constants in the config or on the class"):
+    with pytest.raises(
+        StateError, match=r"Hides assigns self\.cache.*put constants in the config or on the class"
+    ):
         Hides(None, ClientContext(id=0))
 
     learner = Learner(None, ClientContext(id=0))
@@ -154,7 +158,7 @@ def test_assigning_params_copies_values_and_keeps_the_flat_vector() -> None:
     assert b.net.flat.abs().sum() > 0
 
 
-# -- what a page does with its network -------------------------------------------------------------------
+# -- what a page does with its network -------------------------------------------------------------
 
 
 class Student(Party[None]):
@@ -196,7 +200,9 @@ def test_an_evaluation_is_prepared_and_that_is_undone() -> None:
     assert torch.equal(tuned["loss"], predictions(ready, on="test")["loss"])
     assert not torch.equal(tuned["loss"], plain["loss"])
     blank = {k: torch.zeros_like(v) for k, v in party.params.items() if k.startswith("head.")}
-    assert float(predictions(party, on="test", broadcast=blank)["loss"]) == pytest.approx(np.log(CLASSES))
+    assert float(predictions(party, on="test", broadcast=blank)["loss"]) == pytest.approx(
+        np.log(CLASSES)
+    )
     with pytest.raises(RuntimeError):
         predictions(party, on="test", eval_mode="broken")
     assert torch.equal(party.net.memory, before)
@@ -209,12 +215,18 @@ def test_a_party_passes_on_what_its_network_can() -> None:
     before = {k: v.clone() for k, v in party.params.items()}
     value, gradients = party.gradient(party.loss, x, y, of=["head.bias"])
     assert gradients.keys() == {"head.bias"} and value.shape == ()
-    assert party.live.keys() == party.params.keys() and all(p.requires_grad for p in party.live.values())
+    assert party.live.keys() == party.params.keys() and all(
+        p.requires_grad for p in party.live.values()
+    )
     with party.scratch():
         party.minimize(party.loss, x, y)
     assert all(torch.equal(v, before[k]) for k, v in party.params.items())
     party.minimize(party.loss, x, y, only=["head.bias"])
-    party.train(party.loss, party.batches(0, steps=1, size=8), only={"head.bias": torch.tensor([1.0, 0.0, 1.0, 1.0])})
+    party.train(
+        party.loss,
+        party.batches(0, steps=1, size=8),
+        only={"head.bias": torch.tensor([1.0, 0.0, 1.0, 1.0])},
+    )
     assert {k for k, v in party.params.items() if not torch.equal(v, before[k])} == {"head.bias"}
 
 
@@ -228,12 +240,16 @@ def test_notes_are_numbers_or_vectors() -> None:
     assert party.take_notes() == {}
 
 
-# -- batches ---------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def test_batches_depend_on_seed_round_and_party_only() -> None:
     def batch(id: int, seed: int, t: int) -> Tensor:
-        return Learner(None, ClientContext(id=id, seed=seed, data=rows(50, 0))).batches(t, steps=2, size=8).x
+        return (
+            Learner(None, ClientContext(id=id, seed=seed, data=rows(50, 0)))
+            .batches(t, steps=2, size=8)
+            .x
+        )
 
     base = batch(0, 0, 0)
     assert torch.equal(base, batch(0, 0, 0))
@@ -267,7 +283,9 @@ def test_public_batches_are_one_object_for_all_parties() -> None:
 
 def test_rows_are_scaled_when_they_are_read() -> None:
     data = rows(10, 0)
-    scaled = type(data)(data.pool, data.labels, torch.tensor([3, 1]), torch.tensor([1.0]), torch.tensor([2.0]))
+    scaled = type(data)(
+        data.pool, data.labels, torch.tensor([3, 1]), torch.tensor([1.0]), torch.tensor([2.0])
+    )
     assert torch.allclose(scaled.x(torch.tensor([0])), (data.pool[3:4] - 1) / 2)
     assert scaled.y(torch.tensor([1])) == data.labels[1]
     assert len(Batches(torch.zeros(2, 3), torch.zeros(2, 3))) == 2
@@ -278,10 +296,15 @@ def test_some_rows_are_different_ones_and_all_where_there_are_fewer() -> None:
     x, y = party.sample_batch(2, size=12)
     assert x.shape == (12, FEATURES) and y.shape == (12,)
     assert len({tuple(row) for row in x.tolist()}) == 12
-    own = {tuple(row): int(label) for row, label in zip(party.data.every.tolist(), party.data.labels, strict=True)}
+    own = {
+        tuple(row): int(label)
+        for row, label in zip(party.data.every.tolist(), party.data.labels, strict=True)
+    }
     assert all(own[tuple(row)] == label for row, label in zip(x.tolist(), y, strict=True))
     assert {tuple(row) for row in party.sample_batch(2, size=99)[0].tolist()} == set(own)
-    assert torch.equal(party.sample_batch(2, size=12)[0], x) and not torch.equal(party.sample_batch(3, size=12)[0], x)
+    assert torch.equal(party.sample_batch(2, size=12)[0], x) and not torch.equal(
+        party.sample_batch(3, size=12)[0], x
+    )
 
 
 def test_batches_are_gathered_once_while_they_are_recent_and_never_for_another() -> None:
@@ -307,14 +330,22 @@ def test_batches_are_gathered_once_while_they_are_recent_and_never_for_another()
     assert recent.get(b, 0, make).x[0, 0] == 6
 
 
-# -- rows that have no labels here -----------------------------------------------------------------------
+# -- rows that have no labels here -----------------------------------------------------------------
 
 
 def unlabeled(n: int = 12, aligned: int = 5, **context: Any) -> ClientContext:
     """A place with n rows, of which the first are aligned."""
     data = rows(n, 0)
     hidden = Rows(data.pool, None, data.index, data.shift, data.scale)
-    return ClientContext(id=2, seed=4, classes=CLASSES, data=hidden, aligned=aligned, tests={"test": hidden}, **context)
+    return ClientContext(
+        id=2,
+        seed=4,
+        classes=CLASSES,
+        data=hidden,
+        aligned=aligned,
+        tests={"test": hidden},
+        **context,
+    )
 
 
 def test_without_labels_inputs_can_be_read_and_labels_can_not() -> None:
@@ -343,7 +374,9 @@ def test_aligned_batches_are_the_same_people_at_every_place_and_one_object_here(
     batch = context.aligned_batch(3, 1, size=2)
     assert context.aligned_batch(3, 1, size=2) is batch
     assert all(context.aligned_batch(*key, size=2) is not batch for key in ((3, 0), (2, 1)))
-    assert not torch.equal(plan, aligned_plan(4, 4, 5, 2)) and not torch.equal(plan, aligned_plan(5, 3, 5, 2))
+    assert not torch.equal(plan, aligned_plan(4, 4, 5, 2)) and not torch.equal(
+        plan, aligned_plan(5, 3, 5, 2)
+    )
 
 
 @pytest.mark.parametrize("size", [4, 20])
@@ -359,7 +392,8 @@ def test_unlabeled_batches_are_of_all_rows_or_of_the_unaligned_alone(size: int) 
     assert {n for batch in drawn(0, True) for n in batch} == set(range(12))
     own = drawn(0, False)
     assert {n for batch in own for n in batch} == set(range(5, 12))
-    assert size > 7 or all(len(set(batch)) == size for batch in own)  # none twice, unless they are few
+    # none twice, unless they are few
+    assert size > 7 or all(len(set(batch)) == size for batch in own)
     assert drawn(0, False) == own != drawn(1, False)
     assert context.unlabeled(0, steps=0, size=size).shape == (0, size, FEATURES)
     with pytest.raises(MethodError, match="party 2 has no unaligned rows"):

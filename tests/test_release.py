@@ -1,4 +1,6 @@
-"""What a release ships besides the package: pinned requirements of a node's image, and its bill of materials."""
+"""What a release ships besides the package: pinned requirements of a node's image, and its bill of
+materials.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,21 @@ def test_the_image_has_every_requirement_in_the_tested_version() -> None:
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line
     )
-    assert {name: version.partition("+")[0] for name, version in pinned.items()}.items() <= tested.items()
+    assert {
+        name: version.partition("+")[0] for name, version in pinned.items()
+    }.items() <= tested.items()
     container = (ROOT / "examples/net/Containerfile").read_text()
-    assert "--require-hashes" in container and container.count("pip install") == container.count("--no-deps") == 2
+    assert (
+        "--require-hashes" in container
+        and container.count("pip install") == container.count("--no-deps") == 2
+    )
 
 
 def test_the_bill_of_materials_lists_each_package_with_its_hash() -> None:
-    made = [subprocess.run([sys.executable, ROOT / "tools/sbom.py"], capture_output=True, check=True) for _ in "ab"]
+    made = [
+        subprocess.run([sys.executable, ROOT / "tools/sbom.py"], capture_output=True, check=True)
+        for _ in "ab"
+    ]
     assert made[0].stdout == made[1].stdout
     bill = json.loads(made[0].stdout)
     assert (bill["bomFormat"], bill["specVersion"], bill["metadata"]["component"]["name"]) == (
@@ -54,7 +64,10 @@ def test_the_bill_of_materials_lists_each_package_with_its_hash() -> None:
         "fedloom",
     )
     assert {c["name"]: c["version"] for c in bill["components"]} == requirements()
-    assert all(c["hashes"][0]["alg"] == "SHA-256" and c["purl"].startswith("pkg:pypi/") for c in bill["components"])
+    assert all(
+        c["hashes"][0]["alg"] == "SHA-256" and c["purl"].startswith("pkg:pypi/")
+        for c in bill["components"]
+    )
     assert [*bill["dependencies"][0]["dependsOn"]] == [c["bom-ref"] for c in bill["components"]]
 
 
@@ -80,9 +93,14 @@ def test_the_recipe_for_conda_has_the_version_the_requirements_and_the_command()
 
 def test_the_hosted_documentation_is_built_as_make_docs_builds_it() -> None:
     hosted = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     (install,) = hosted["python"]["install"]
     assert set(install["extra_requirements"]) <= extras.keys()
-    assert {"docs", "net"} <= set(install["extra_requirements"])  # conf.py reads the settings of nodes
-    assert (ROOT / hosted["sphinx"]["configuration"]).is_file() and hosted["sphinx"]["fail_on_warning"]
+    # conf.py reads the settings of nodes
+    assert {"docs", "net"} <= set(install["extra_requirements"])
+    assert (ROOT / hosted["sphinx"]["configuration"]).is_file() and hosted["sphinx"][
+        "fail_on_warning"
+    ]
     assert " -W " in (ROOT / "Makefile").read_text()

@@ -43,8 +43,14 @@ def test_no_new_name_was_renamed_itself() -> None:
     [
         ("params.tua=3", "params.tua was renamed: write params.tau."),
         ("data.nme=digits", "data.nme was renamed: write data.name."),
-        ("models.black_box.flor=0.01", "models.black_box.flor was renamed: write models.black_box.min_probability."),
-        ("churn.away=[{client=1, begin=2}]", "churn.away.0.begin was renamed: write churn.away.start."),
+        (
+            "models.black_box.flor=0.01",
+            "models.black_box.flor was renamed: write models.black_box.min_probability.",
+        ),
+        (
+            "churn.away=[{client=1, begin=2}]",
+            "churn.away.0.begin was renamed: write churn.away.start.",
+        ),
     ],
 )
 def test_a_run_config_and_its_params_name_the_new_setting(override: str, sentence: str) -> None:
@@ -54,12 +60,16 @@ def test_a_run_config_and_its_params_name_the_new_setting(override: str, sentenc
 
 
 def test_an_unknown_setting_that_was_never_renamed_still_gets_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match=r"params\.tay: there is no such setting\. Did you mean 'tau'\?"):
+    with pytest.raises(
+        ConfigError, match=r"params\.tay: there is no such setting\. Did you mean 'tau'\?"
+    ):
         read("fedal", ["params.tay=3"])
 
 
 def test_options_of_partitions_name_the_new_one() -> None:
-    with pytest.raises(DataError, match=r"data\.options\.alfa was renamed: write data\.options\.alpha\."):
+    with pytest.raises(
+        DataError, match=r"data\.options\.alfa was renamed: write data\.options\.alpha\."
+    ):
         check_options("dirichlet", {"alfa": 1.0})
 
 

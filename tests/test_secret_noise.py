@@ -1,4 +1,6 @@
-"""Noise that hides something: who knows the run's seed can't make it again, if the party has a secret."""
+"""Noise that hides something: who knows the run's seed can't make it again, if the party has a
+secret.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def test_with_one_it_depends_on_it_and_on_what_it_hides() -> None:
         *(context.noise([X, scale], "privacy").standard_normal(4).tolist() for scale in (1.0, 2.0)),
     ]  # fmt: skip
     assert len({tuple(numbers) for numbers in every}) == len(every)
-    assert drawn(context) == drawn(replace(context)) == drawn(context, X.clone())  # who resumes makes it again
+    # who resumes makes it again
+    assert drawn(context) == drawn(replace(context)) == drawn(context, X.clone())
     assert (
         context.stream("batches").integers(100, size=9).tolist()
         == ClientContext(3, seed=5).stream("batches").integers(100, size=9).tolist()
@@ -54,7 +57,12 @@ def test_with_one_it_depends_on_it_and_on_what_it_hides() -> None:
 
 def test_with_one_nothing_that_a_caller_chooses_gives_other_noise_for_the_same() -> None:
     context = ClientContext(3, seed=5, secret=SECRET)
-    every = [drawn(context), drawn(context, X, 1), drawn(context, X, 1, 2), drawn(replace(context, seed=6, id=4))]
+    every = [
+        drawn(context),
+        drawn(context, X, 1),
+        drawn(context, X, 1, 2),
+        drawn(replace(context, seed=6, id=4)),
+    ]
     assert every == [every[0]] * 4
 
 
@@ -66,7 +74,9 @@ def test_a_secret_has_128_bits() -> None:
 
 
 def test_the_noise_of_a_proxy_is_fresh_and_each_proxy_is_charged() -> None:
-    """Equal noise for equal content would tell by equality whether a row is there; averaging is for the budget."""
+    """Equal noise for equal content would tell by equality whether a row is there; averaging is for
+    the budget.
+    """
     params: dict[str, Any] = {
         "dp": {"target": "phi", "sigma": 1.0, "clip": 0.1},
         "probe_rows": 1000,
@@ -78,17 +88,21 @@ def test_the_noise_of_a_proxy_is_fresh_and_each_proxy_is_charged() -> None:
         charges.clear()
         budget = lambda *of: charges.append(of)
         client_contexts = [
-            replace(context, secret=secret, privacy_budget=budget) for context in contexts(3, make=common)
+            replace(context, secret=secret, privacy_budget=budget)
+            for context in contexts(3, make=common)
         ]
         method = find("afind-plus")
-        peer: Any = method.party_at(client_contexts[1])(method.configure("recommended", params), client_contexts[1])
+        peer: Any = method.party_at(client_contexts[1])(
+            method.configure("recommended", params), client_contexts[1]
+        )
         phi = proxy(peer, 0)[0]
         assert all(torch.equal(proxy(peer, t)[0], phi) for t in range(5))
         return [private(peer, phi, t, torch.tensor(by)) - phi for t in range(5) for by in (0, 2)]
 
     plain, again, hidden, other = noises(None), noises(None), noises(SECRET), noises(SECRET)
     for each in (plain, hidden):
-        assert len({tuple(noise.tolist()) for noise in each}) == 10  # each round and asker has its own
+        # each round and asker has its own
+        assert len({tuple(noise.tolist()) for noise in each}) == 10
     assert all(map(torch.equal, plain, again)) and not any(map(torch.equal, hidden, other))
     assert charges == [(1.0, 1, 1.0)] * 10
 
@@ -128,7 +142,8 @@ def test_proto_evfl_s_embeddings_are_hidden_by_the_node_s_secret() -> None:
     again = other.introduce()
     assert float((2 * said[1] - again - f).std()) > 1  # or two runs with two scales would tell f
     active: Any = build(
-        check({"run": {**values, "params": {"embedding_dim": 8, "prototype_noise": 0.5}}}).run, secret=7
+        check({"run": {**values, "params": {"embedding_dim": 8, "prototype_noise": 0.5}}}).run,
+        secret=7,
     ).server
     assert active is not None and active.context.secret == 7
     active.prototypes = torch.ones_like(active.prototypes)
@@ -138,7 +153,9 @@ def test_proto_evfl_s_embeddings_are_hidden_by_the_node_s_secret() -> None:
 
 def test_the_coordinator_cannot_draw_the_first_network_for_private_columns() -> None:
     """From the first embeddings of a known network it would find the columns."""
-    plan = build(check({"run": {"method": "split", "rounds": 1, "data": {"name": "breast_cancer"}}}).run)
+    plan = build(
+        check({"run": {"method": "split", "rounds": 1, "data": {"name": "breast_cancer"}}}).run
+    )
     columns = plan.run.columns.model_copy(update={"private": True})
     private = replace(plan, run=plan.run.model_copy(update={"columns": columns}))
 
@@ -146,9 +163,13 @@ def test_the_coordinator_cannot_draw_the_first_network_for_private_columns() -> 
         return next(plan.contexts[i].build().parameters()).detach()
 
     at_node = with_secret(private, SECRET)
-    assert not torch.equal(first(at_node, 1), first(plan, 1)) and not torch.equal(first(at_node, 1), first(at_node, 2))
+    assert not torch.equal(first(at_node, 1), first(plan, 1)) and not torch.equal(
+        first(at_node, 1), first(at_node, 2)
+    )
     ordered = [first(one, 1).flatten().sort().values for one in (at_node, plan)]
     assert torch.equal(*ordered)  # another order, not another of torch's 2**32 seeds
-    assert torch.equal(first(at_node, 1), first(with_secret(private, SECRET), 1))  # a node that was restarted
-    assert torch.equal(first(with_secret(plan, SECRET), 1), first(plan, 1))  # columns of a public data set
+    # a node that was restarted
+    assert torch.equal(first(at_node, 1), first(with_secret(private, SECRET), 1))
+    # columns of a public data set
+    assert torch.equal(first(with_secret(plan, SECRET), 1), first(plan, 1))
     assert torch.equal(first(with_secret(private, None), 1), first(plan, 1))

@@ -1,4 +1,6 @@
-"""Secure sums: the mean of fixed-point numbers, with the same bits on every engine, whoever fails."""
+"""Secure sums: the mean of fixed-point numbers, with the same bits on every engine,
+whoever fails.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_the_mean_is_that_of_rounded_numbers_to_the_bit() -> None:
     other, again = decoded(sum(xs[-2::-1], xs[-1]), LIKE, "rows")
     assert whole == other == sum(rows) and torch.equal(mean["weights"]["a"], again["weights"]["a"])
     step = 2.0**FRACTION
-    exact = sum((r["weights"]["a"].double() * step).round() * n for r, n in zip(replies, rows, strict=True))
+    exact = sum(
+        (r["weights"]["a"].double() * step).round() * n for r, n in zip(replies, rows, strict=True)
+    )
     assert torch.equal(mean["weights"]["a"], (exact / (whole * step)).float())
     plain = sum(r["weights"]["b"].double() * n for r, n in zip(replies, rows, strict=True)) / whole
     assert abs(float(mean["weights"]["b"]) - float(plain)) < 2.0**-FRACTION
@@ -73,14 +77,30 @@ def test_no_sum_leaves_the_ring() -> None:
 
 def test_names_decide_what_a_number_of_a_sum_is_and_not_their_order() -> None:
     """A reply, whose order its sender chose, fits a template with the same names in any order."""
-    counts: Template = {"rows": Shape("int64"), "cells": {"b": Shape("int64", 2), "a": Shape("int64", 2)}}
-    one = {"rows": torch.tensor(7), "cells": {"b": torch.tensor([1, 2]), "a": torch.tensor([30, 40])}}
-    other = {"cells": {"a": torch.tensor([5, 6]), "b": torch.tensor([100, 200])}, "rows": torch.tensor(9)}
+    counts: Template = {
+        "rows": Shape("int64"),
+        "cells": {"b": Shape("int64", 2), "a": Shape("int64", 2)},
+    }
+    one = {
+        "rows": torch.tensor(7),
+        "cells": {"b": torch.tensor([1, 2]), "a": torch.tensor([30, 40])},
+    }
+    other = {
+        "cells": {"a": torch.tensor([5, 6]), "b": torch.tensor([100, 200])},
+        "rows": torch.tensor(9),
+    }
     total: Any = totaled(encoded(one, None, 2) + encoded(other, None, 2), counts)
-    assert int(total["rows"]) == 16 and list(total) == ["rows", "cells"] and list(total["cells"]) == ["b", "a"]
+    assert (
+        int(total["rows"]) == 16
+        and list(total) == ["rows", "cells"]
+        and list(total["cells"]) == ["b", "a"]
+    )
     assert total["cells"]["a"].tolist() == [35, 46] and total["cells"]["b"].tolist() == [101, 202]
     mean: Any
-    flipped: Any = {"rows": torch.tensor(1), "weights": dict(reversed(reply(1, 1)["weights"].items()))}
+    flipped: Any = {
+        "rows": torch.tensor(1),
+        "weights": dict(reversed(reply(1, 1)["weights"].items())),
+    }
     _, mean = decoded(encoded(reply(1, 1), "rows", 2) + encoded(flipped, "rows", 2), LIKE, "rows")
     assert torch.allclose(mean["weights"]["a"], flipped["weights"]["a"], atol=2.0**-FRACTION)
 
@@ -127,7 +147,8 @@ def test_the_ledger_shows_masked_integers_and_nothing_else_going_up() -> None:
     found = run()
     assert found.summary["bytes"]["up"] > 0
     plain = run(aggregate={"secure": False})
-    assert 1.9 < found.summary["bytes"]["up"] / plain.summary["bytes"]["up"] < 2.6  # 8 bytes a number, and masks
+    # 8 bytes a number, and masks
+    assert 1.9 < found.summary["bytes"]["up"] / plain.summary["bytes"]["up"] < 2.6
 
 
 PAGES: dict[str, dict[str, Any]] = {
@@ -180,14 +201,23 @@ def toy(name: str, *, secure: bool = True, **how: Any) -> Toy | Columns:
     if method.setting == "vertical":
         return Columns(method, 5, **params, **how)
     places = contexts(4, make=common)
-    groups = {"groups": [0] * 4, "group_networks": [common], "public": places[0].public, "pretrained": common}
+    groups = {
+        "groups": [0] * 4,
+        "group_networks": [common],
+        "public": places[0].public,
+        "pretrained": common,
+    }
     return Toy(method, client_contexts=places, server_side=groups, **params, **how)
 
 
 def numbers(toy: Toy | Columns) -> dict[str, torch.Tensor]:
     """All tensors of floats in everybody's state but the optimizers', after two rounds."""
     found = toy.run(2).tensors() if isinstance(toy, Toy) else toy.run(2).states()
-    return {k: x for k, x in found.items() if isinstance(x, torch.Tensor) and x.is_floating_point() and ".opt" not in k}
+    return {
+        k: x
+        for k, x in found.items()
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and ".opt" not in k
+    }
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -195,17 +225,27 @@ def test_each_page_gives_nearly_the_plain_result_and_sends_sums_only(name: str) 
     secure, plain, isolated = toy(name), toy(name, secure=False), toy(name, isolated=True)
     found, like, alike = numbers(secure), numbers(plain), numbers(isolated)
     assert all(torch.equal(x, alike[k]) for k, x in found.items())
-    apart = {k: float((x - like[k]).abs().max()) for k, x in found.items() if x.numel() and not k.endswith("priors")}
+    apart = {
+        k: float((x - like[k]).abs().max())
+        for k, x in found.items()
+        if x.numel() and not k.endswith("priors")
+    }
     assert 0 < max(apart.values()) < 0.01
     up = {(e.kind, e.what) for e in secure.fed.ledger if e.sender in ("client", "party")}
     assert {kind for kind, what in up if what.startswith("masked")} == {*find(name).client.MEANS}
-    others = {what for kind, what in up if kind != "masks" and not what.startswith("masked")} - {"none"}
+    others = {what for kind, what in up if kind != "masks" and not what.startswith("masked")} - {
+        "none"
+    }
     assert others == BESIDE.get(name, set())
 
 
 @pytest.mark.parametrize("name", ["stats", "fedavg"])
-def test_a_sum_that_lacks_a_reply_is_none_where_it_must_be_of_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node adds zeros, with the weight 0, for a reply that it cannot send: a mean does without it."""
+def test_a_sum_that_lacks_a_reply_is_none_where_it_must_be_of_all(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node adds zeros, with the weight 0, for a reply that it cannot send: a mean does without
+    it.
+    """
     honest = Engine._sum
 
     def lacking(self: Any, tasks: Any, *how: Any) -> Any:
@@ -223,12 +263,21 @@ def test_a_sum_that_lacks_a_reply_is_none_where_it_must_be_of_all(name: str, mon
 def test_sums_of_integers_give_the_plain_bits_and_send_sums_only(name: str) -> None:
     data = {"name": "breast_cancer", "clients": 4, "partition": "iid"}
     secure, plain = (
-        run(method=name, params=EXACT[name], data=data, aggregate={"secure": how}).summary for how in (True, False)
+        run(method=name, params=EXACT[name], data=data, aggregate={"secure": how}).summary
+        for how in (True, False)
     )
     assert secure["state_sha256"] == plain["state_sha256"] and not secure["failures"]
-    up = {line["kind"] for line in secure["bytes_by_kind"] if line["receiver"] == "server" and line["bytes"]}
-    unused = {"words_of", "reach", "rows", "wide", "effects"}  # columns of small numbers, and classes to predict
-    assert up >= {*find(name).client.MEANS, "masks"} - unused and up <= {*find(name).client.MEANS, "masks"}
+    up = {
+        line["kind"]
+        for line in secure["bytes_by_kind"]
+        if line["receiver"] == "server" and line["bytes"]
+    }
+    # columns of small numbers, and classes to predict
+    unused = {"words_of", "reach", "rows", "wide", "effects"}
+    assert up >= {*find(name).client.MEANS, "masks"} - unused and up <= {
+        *find(name).client.MEANS,
+        "masks",
+    }
 
 
 def test_no_class_disappears_by_the_rounding_of_a_sum_of_priors() -> None:
@@ -262,14 +311,23 @@ def test_a_party_s_own_prior_stays_with_it(name: str) -> None:
 
 
 def test_the_docs_say_for_each_method_whether_it_has_secure_sums() -> None:
-    """Both tables of docs/secure-sums.md together name every method once, and the first those that have them."""
+    """Both tables of docs/secure-sums.md together name every method once, and the first those that
+    have them.
+    """
     text = (Path(__file__).parents[1] / "docs" / "secure-sums.md").read_text()
-    tables = re.findall(r"^\| (methods|methods without secure sums) \|.*\n((?:\|.*\n)+)", text, re.M)
-    named = [re.findall(r"`([a-z-]+)`", " ".join(row.split("|")[1] for row in rows.splitlines())) for _, rows in tables]
+    tables = re.findall(
+        r"^\| (methods|methods without secure sums) \|.*\n((?:\|.*\n)+)", text, re.M
+    )
+    named = [
+        re.findall(r"`([a-z-]+)`", " ".join(row.split("|")[1] for row in rows.splitlines()))
+        for _, rows in tables
+    ]
     have, lack = named
     assert sorted([*have, *lack]) == sorted(registry())
     assert {*have} == {*PAGES, *EXACT}
-    configured = {name for name, one in registry().items() if one.client.MEANS and one.server is not None}
+    configured = {
+        name for name, one in registry().items() if one.client.MEANS and one.server is not None
+    }
     assert configured - {*PAGES, *EXACT} == {*NOTHING_TO_SUM, *RULES_ONLY}
 
 
@@ -278,7 +336,11 @@ def test_the_docs_say_for_each_method_whether_it_has_secure_sums() -> None:
     [
         ("fedal", {}, "the adversary compares single answers: set params.adv = 0"),
         ("feddf-al", {}, "the adversary compares single answers: set params.adv = 0"),
-        ("fedmd", {"trust": "distance", "average": "logits"}, 'params.trust = "distance" weighs single answers'),
+        (
+            "fedmd",
+            {"trust": "distance", "average": "logits"},
+            'params.trust = "distance" weighs single answers',
+        ),
         ("fedmd", {"coding": "int8"}, 'set params.coding = "float32", not "int8"'),
         ("fedmd", {"average": "probabilities"}, 'set params.average = "logits"'),
         ("fedal", {"adv": 0.0, "coding": "float16"}, 'set params.coding = "float32"'),
@@ -294,9 +356,20 @@ def test_the_docs_say_for_each_method_whether_it_has_secure_sums() -> None:
         ("fedpcl", {}, "fedpcl takes no mean of clients' replies"),
     ],
 )
-def test_what_needs_single_contributions_is_refused(method: str, params: dict[str, Any], message: str) -> None:
+def test_what_needs_single_contributions_is_refused(
+    method: str, params: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError) as error:
-        check({"run": {"method": method, "data": {"clients": 5}, "params": params, "aggregate": {"secure": True}}})
+        check(
+            {
+                "run": {
+                    "method": method,
+                    "data": {"clients": 5},
+                    "params": params,
+                    "aggregate": {"secure": True},
+                }
+            }
+        )
     assert message in str(error.value)
 
 

@@ -20,24 +20,32 @@ def test_a_loss_of_classes_is_cross_entropy_to_the_bit() -> None:
     z, y = torch.randn(7, 3), torch.tensor([0, 1, 2, 2, 1, 0, 1])
     for how in ("mean", "sum", "none"):
         assert torch.equal(Classes(3).loss(z, y, how), F.cross_entropy(z, y, reduction=how))
-    assert torch.equal(Classes(3).soft(z), torch.softmax(z, -1)) and torch.equal(Classes(3).predicted(z), z.argmax(-1))
+    assert torch.equal(Classes(3).soft(z), torch.softmax(z, -1)) and torch.equal(
+        Classes(3).predicted(z), z.argmax(-1)
+    )
 
 
 def test_losses_of_a_number() -> None:
     plain, outputs, y = Number(10.0, 2.0), torch.tensor([[1.0], [0.0]]), torch.tensor([3.0, -1.0])
     assert plain.loss(outputs, y).item() == 1.25 and plain.loss(outputs, y, "sum").item() == 2.5
-    assert plain.loss(outputs, y, "none").tolist() == [2, 0.5] and plain.predicted(outputs).tolist() == [1, 0]
-    # With log variance 0 it is half the squared error; with log variance s it is (s + error / e^s) / 2.
+    assert plain.loss(outputs, y, "none").tolist() == [2, 0.5] and plain.predicted(
+        outputs
+    ).tolist() == [1, 0]
+    # With log variance 0 it is half the squared error; with log variance s it is (s + error / e^s)
+    # / 2.
     both, spread = Number(variance=True), float(np.log(4))
     assert both.loss(torch.tensor([[1.0, 0.0]]), torch.tensor([3.0])).item() == 2
-    assert both.loss(torch.tensor([[1.0, spread]]), torch.tensor([3.0])).item() == pytest.approx((spread + 1) / 2)
+    assert both.loss(torch.tensor([[1.0, spread]]), torch.tensor([3.0])).item() == pytest.approx(
+        (spread + 1) / 2
+    )
     assert (plain.width, both.width) == (1, 2)
 
 
 def test_what_a_student_learns_of_a_number() -> None:
     plain, both, wide = Number(), Number(variance=True), float(np.log(4))
     a, b = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [5.0]])
-    assert plain.distill(a, b).item() == 2.5 and plain.distill(a, b, 3.0).item() == 2.5  # numbers have no temperature
+    # numbers have no temperature
+    assert plain.distill(a, b).item() == 2.5 and plain.distill(a, b, 3.0).item() == 2.5
     # KL(N(1, 1) || N(0, 4)) = ln 2 + (1 + 1) / 8 - 1 / 2
     of, by = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, wide]])
     assert both.distill(of, by).item() == pytest.approx(np.log(2) + 0.25 - 0.5, abs=1e-6)
@@ -50,11 +58,16 @@ def test_a_gradient_of_distillation_is_that_of_its_loss(task: Task) -> None:
     outputs = torch.randn(5, task.width, dtype=torch.float64, requires_grad=True)
     target = task.soft(torch.randn(5, task.width, dtype=torch.float64), 2.0)
     task.distill(target, outputs, 2.0).backward()
-    torch.testing.assert_close(task.distill_gradient(target, outputs.detach(), 2.0) / 5, outputs.grad)
-    if isinstance(task, Number):  # the other direction is the same divergence with its arguments exchanged
+    torch.testing.assert_close(
+        task.distill_gradient(target, outputs.detach(), 2.0) / 5, outputs.grad
+    )
+    # the other direction is the same divergence with its arguments exchanged
+    if isinstance(task, Number):
         outputs.grad = None
         task.distill(outputs, target, 2.0).backward()
-        torch.testing.assert_close(task.distill_gradient(target, outputs.detach(), reverse=True) / 5, outputs.grad)
+        torch.testing.assert_close(
+            task.distill_gradient(target, outputs.detach(), reverse=True) / 5, outputs.grad
+        )
 
 
 def test_a_sure_gaussian_takes_steps_as_long_as_those_of_the_squared_error() -> None:
@@ -64,7 +77,8 @@ def test_a_sure_gaussian_takes_steps_as_long_as_those_of_the_squared_error() -> 
         both.loss(outputs, torch.tensor([-2.0])).backward()
         assert outputs.grad is not None and outputs.grad[0, 0].item() == pytest.approx(slope)
     outputs = torch.tensor([[1.0, float(np.log(9))]], dtype=torch.float64, requires_grad=True)
-    both.loss(outputs, torch.tensor([-2.0])).backward()  # the variance that fits the row stays the minimum
+    # the variance that fits the row stays the minimum
+    both.loss(outputs, torch.tensor([-2.0])).backward()
     assert outputs.grad is not None and outputs.grad[0, 1].item() == pytest.approx(0, abs=1e-9)
 
 
@@ -80,14 +94,20 @@ def test_confidence_in_a_number_needs_a_variance() -> None:
 def test_a_number_keeps_its_unit() -> None:
     y = np.array([1e9 + 1, 1e9 + 3, 1e9 + 5])
     target = Number(1e9 + 3, 2.0)
-    assert target.standardized(y).tolist() == [-1, 0, 1] and target.standardized(y).dtype == np.float32
+    assert (
+        target.standardized(y).tolist() == [-1, 0, 1] and target.standardized(y).dtype == np.float32
+    )
     assert target.in_unit(target.standardized(y)).tolist() == y.tolist()
 
 
 def test_scores_of_a_number() -> None:
     y, predicted = np.array([1.0, 2.0, 6.0]), np.array([1.0, 3.0, 4.0])
     found = number_scores(y, predicted)
-    assert found == {"rmse": pytest.approx(np.sqrt(5 / 3)), "mae": 1.0, "r2": pytest.approx(1 - 5 / 14)}
+    assert found == {
+        "rmse": pytest.approx(np.sqrt(5 / 3)),
+        "mae": 1.0,
+        "r2": pytest.approx(1 - 5 / 14),
+    }
     assert number_scores(y, np.full(3, 3.0)) == {"rmse": chance_error(y), "mae": 2.0, "r2": 0.0}
     assert np.isnan(number_scores(np.ones(2), np.ones(2))["r2"])
 
@@ -95,7 +115,11 @@ def test_scores_of_a_number() -> None:
 def test_a_private_score_says_three_decimals_and_has_limits() -> None:
     y = torch.tensor([0.0, 1.0, 2.0])
     found = number_score(torch.tensor([0.0, 1.00049, 2.0]), y)
-    assert found["squared"].item() == 0 and found["chance"].item() == pytest.approx(0.667) and found["rows"] == 3
+    assert (
+        found["squared"].item() == 0
+        and found["chance"].item() == pytest.approx(0.667)
+        and found["rows"] == 3
+    )
     wild = number_score(torch.tensor([float("nan"), 1e9, 0.0]), y)  # two rows of 25, and one of 4
     assert wild["squared"].item() == 18 and wild["absolute"].item() == 4 and MAX_ERROR == 25
     far = number_score(torch.zeros(3), torch.tensor([0.0, float("inf"), 0.0]))

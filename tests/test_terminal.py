@@ -44,12 +44,17 @@ def test_styles_and_cursor_movements_of_the_console_itself_are_kept() -> None:
     console = SafeConsole(file=written, force_terminal=True, color_system="standard", _environ={})
     console.print("[bold]name[/]\tgr\u00fc\u00dfe\u00a0\u4e2d")
     console.show_cursor(False)
-    assert "\x1b[1mname\x1b[0m" in written.getvalue() and "gr\u00fc\u00dfe\u00a0\u4e2d" in written.getvalue()
+    assert (
+        "\x1b[1mname\x1b[0m" in written.getvalue()
+        and "gr\u00fc\u00dfe\u00a0\u4e2d" in written.getvalue()
+    )
     assert written.getvalue().endswith("\x1b[?25l")
 
 
 @pytest.mark.parametrize("text", ESCAPES)
-def test_json_is_the_same_without_control_characters(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_the_same_without_control_characters(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     print_plain(json.dumps({"name": text}, ensure_ascii=False))
     shown = capsys.readouterr().out
     assert json.loads(shown) == {"name": text} and not CONTROLS & {*shown}
@@ -58,14 +63,20 @@ def test_json_is_the_same_without_control_characters(text: str, capsys: pytest.C
 def test_a_warning_in_a_file_has_none() -> None:
     record = logging.LogRecord("fedloom", 30, "", 0, "%s", ("x\x1b[2Jy\nz",), None)
     assert (
-        TextFormatter("%(levelname)-8s %(message)s").format(record) == "WARNING  x\N{REPLACEMENT CHARACTER}[2Jy\n    z"
+        TextFormatter("%(levelname)-8s %(message)s").format(record)
+        == "WARNING  x\N{REPLACEMENT CHARACTER}[2Jy\n    z"
     )
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_narrow_terminals_lose_no_word_of_a_table(width: int) -> None:
     rows = [
-        ("switzerland", "Undecided, leaning to join: AUC +0.052 (95 % −0.187 to +0.292)", "12,345", "0.613"),
+        (
+            "switzerland",
+            "Undecided, leaning to join: AUC +0.052 (95 % −0.187 to +0.292)",
+            "12,345",
+            "0.613",
+        ),
         ("va", "Stay alone", "7", ""),
     ]
     made = plain_table("owner", "decision", numbers=("rows", "federated"))
@@ -76,7 +87,10 @@ def test_narrow_terminals_lose_no_word_of_a_table(width: int) -> None:
     shown = written.getvalue()
     assert "…" not in shown and max(map(len, shown.splitlines())) <= width
     for word in " ".join(
-        ["owner decision rows federated" if width == 80 else "decision federated", *map(" ".join, rows)]
+        [
+            "owner decision rows federated" if width == 80 else "decision federated",
+            *map(" ".join, rows),
+        ]
     ).split():
         assert word in shown
     lines = [line.strip() for line in shown.splitlines()]
@@ -96,7 +110,13 @@ def test_narrow_terminals_lose_no_word_of_the_help(
     group: Any = typer.main.get_command(app)
     names = [name for name, one in group.commands.items() if not one.hidden]
     shown = fedloom("--help").stdout
-    for word in (*names, "Experiments", "Your own data", "Methods and models", "Between organizations"):
+    for word in (
+        *names,
+        "Experiments",
+        "Your own data",
+        "Methods and models",
+        "Between organizations",
+    ):
         assert word in shown
     for name in names:
         command = group.commands[name]
@@ -118,13 +138,24 @@ def compared() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
-def test_narrow_terminals_lose_no_column_of_a_comparison(compared: dict[str, Any], width: int) -> None:
+def test_narrow_terminals_lose_no_column_of_a_comparison(
+    compared: dict[str, Any], width: int
+) -> None:
     written = io.StringIO()
     show_comparison(compared, SafeConsole(file=written, width=width))
     shown = written.getvalue()
     tables = [line for line in shown.splitlines() if "─" not in line and "  " in line.strip()]
     assert "…" not in shown and max(map(len, tables)) <= width
-    for heading in ("Accuracy", "balanced", "AUC", "Log-loss", "calib.", "Sent up", "Sent down", "Time"):
+    for heading in (
+        "Accuracy",
+        "balanced",
+        "AUC",
+        "Log-loss",
+        "calib.",
+        "Sent up",
+        "Sent down",
+        "Time",
+    ):
         assert heading in shown
     for name, scores in ((m["name"], m["scores"]) for m in compared["methods"]):
         assert shown.count(f" {name} ") >= 2 and f"{scores['log loss']['mean']:.3f}" in shown
@@ -137,7 +168,8 @@ def hostile(tmp_path: Path) -> Path:
     """A table whose columns and words command a terminal."""
     lines = [f"age,press{ESCAPES[1]}ure,ward{ESCAPES[2]},label"]
     lines += [
-        f"{20 + n},{n % 7},w{ESCAPES[0] if n % 2 else ''},{'ill' if n % 3 else 'well'}{ESCAPES[2]}" for n in range(60)
+        f"{20 + n},{n % 7},w{ESCAPES[0] if n % 2 else ''},{'ill' if n % 3 else 'well'}{ESCAPES[2]}"
+        for n in range(60)
     ]
     path = tmp_path / "hostile.csv"
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -163,7 +195,10 @@ def hostile(tmp_path: Path) -> Path:
     ],
 )
 def test_each_command_prints_no_control_character(
-    words: tuple[str, ...], hostile: Path, fedloom: Callable[..., Done], capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    hostile: Path,
+    fedloom: Callable[..., Done],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = [word.replace("{}", str(hostile)) for word in words]
     code = 0 if words[0] == "data" and "nothing" not in words else 2

@@ -1,7 +1,8 @@
 """Three tiny methods of other families, on the core as it is.
 
-Each stands here as a user would write it, and each is held to a closed form: gossip averaging on a ring, a split
-network between a label party and two column parties, and consensus ADMM on quadratics.
+Each stands here as a user would write it, and each is held to a closed form: gossip averaging on a
+ring, a split network between a label party and two column parties, and consensus ADMM on
+quadratics.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def engine(kind: str, party: type[Party[None]], contexts: list[ClientContext]) -
     return LocalEngine([b() for b in builders]) if kind == "local" else IsolatedEngine(builders)
 
 
-# -- gossip averaging on a ring -----------------------------------------------------------------------
+# -- gossip averaging on a ring --------------------------------------------------------------------
 
 
 class Peer(Party[None]):
@@ -53,7 +54,9 @@ def gossip(fed: Federation, peers: tuple[int, ...], t: int) -> None:
 @pytest.mark.parametrize("kind", ENGINES)
 def test_gossip_reaches_the_mean_and_the_coordinator_holds_nothing(kind: str) -> None:
     n = 6
-    fed = Federation(engine(kind, Peer, [ClientContext(id=i) for i in range(n)]), coordinator="coordinator")
+    fed = Federation(
+        engine(kind, Peer, [ClientContext(id=i) for i in range(n)]), coordinator="coordinator"
+    )
     for t in range(60):
         fed.round = t
         gossip(fed, fed.engine.ids, t)
@@ -62,10 +65,12 @@ def test_gossip_reaches_the_mean_and_the_coordinator_holds_nothing(kind: str) ->
     assert torch.allclose(values, torch.full_like(values, (n - 1) / 2), atol=1e-9)
     assert fed.ledger.sent("coordinator") == fed.ledger.received("coordinator") == 0
     assert fed.ledger.sent("peer") == 60 * n * 2 * 3 * 8
-    assert set(fed.ledger.pairs) == {(f"peer-{i}", f"peer-{(i + d) % n}") for i in range(n) for d in (1, -1)}
+    assert set(fed.ledger.pairs) == {
+        (f"peer-{i}", f"peer-{(i + d) % n}") for i in range(n) for d in (1, -1)
+    }
 
 
-# -- one network split between a label party and two column parties ------------------------------------
+# -- one network split between a label party and two column parties --------------------------------
 
 
 class Columns(Party[None]):
@@ -95,7 +100,9 @@ class Labels(Party[None]):
 
 
 def split_step(fed: Federation, label: Labels, columns: tuple[int, ...], rows: Tensor) -> None:
-    parts = fed.call(columns, "embed", shared={"rows": rows}, expect=floats(len(rows), 4), min_replies=2)
+    parts = fed.call(
+        columns, "embed", shared={"rows": rows}, expect=floats(len(rows), 4), min_replies=2
+    )
     fed.call(parts, "update", shared={"rows": rows}, each=label.learn(parts, rows))
 
 
@@ -124,17 +131,21 @@ def test_a_split_step_is_the_step_of_the_joint_network(kind: str) -> None:
         rows = torch.arange(t, t + 16)
         split_step(fed, label, fed.engine.ids, rows)
         joint.zero_grad()
-        F.cross_entropy(head(torch.cat([b(x[rows]) for b, x in zip(bottoms, X, strict=True)], -1)), Y[rows]).backward()
+        F.cross_entropy(
+            head(torch.cat([b(x[rows]) for b, x in zip(bottoms, X, strict=True)], -1)), Y[rows]
+        ).backward()
         joint.step()
     states: list[Any] = [*fed.engine.states().values()]
     split = [p for s in states for p in s["params"].values()]
-    for ours, theirs in zip([*split, *label.params.values()], [*bottoms.parameters(), *head.parameters()], strict=True):
+    for ours, theirs in zip(
+        [*split, *label.params.values()], [*bottoms.parameters(), *head.parameters()], strict=True
+    ):
         assert torch.allclose(ours, theirs, atol=1e-6)
     down = {e.what for e in fed.ledger if e.receiver == "columns"}
     assert down == {"rows int64[16]", "rows int64[16]; cut float32[16,4]"}  # and never a label
 
 
-# -- consensus ADMM on quadratics ------------------------------------------------------------------------
+# -- consensus ADMM on quadratics ------------------------------------------------------------------
 
 RHO = 2.0
 CURVATURE = torch.tensor([[1.0, 4.0], [3.0, 0.5], [2.0, 2.0]], dtype=torch.float64)

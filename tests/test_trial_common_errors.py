@@ -1,4 +1,6 @@
-"""Owners whose rows are of the same days, or of the same patients: their errors have a part in common."""
+"""Owners whose rows are of the same days, or of the same patients: their errors have a part in
+common.
+"""
 
 from dataclasses import replace
 
@@ -12,15 +14,25 @@ from fedloom.experiment.trial.evidence import Evidence, correlations, evidence
 DAYS = np.repeat(np.arange(100), 2)
 
 
-def owners_of(count: int, alike: float, rng: np.random.Generator, worth: float = 0.0) -> list[Evidence]:
-    """Owners with rows of the same days, which move the gains of all of them: their errors have this correlation."""
+def owners_of(
+    count: int, alike: float, rng: np.random.Generator, worth: float = 0.0
+) -> list[Evidence]:
+    """Owners with rows of the same days, which move the gains of all of them: their errors have
+    this correlation.
+    """
     weather = rng.normal(size=100)[DAYS] / np.sqrt(2)
     found = []
     for _ in range(count):
-        gains = worth + np.sqrt(alike) * weather + np.sqrt(1 - alike) * rng.normal(size=100)[DAYS] / np.sqrt(2)
+        gains = (
+            worth
+            + np.sqrt(alike) * weather
+            + np.sqrt(1 - alike) * rng.normal(size=100)[DAYS] / np.sqrt(2)
+        )
         alone, shared = 5.0 + np.stack([gains + rng.normal(size=200) / 2, np.zeros(200)])
         folds = DAYS // 10
-        one = evidence("mae", np.zeros(200), alone[None], shared[None], folds[None], unit=folds, together=DAYS)
+        one = evidence(
+            "mae", np.zeros(200), alone[None], shared[None], folds[None], unit=folds, together=DAYS
+        )
         found.append(one)  # its gain is relative: a fifth of `worth`
     return found
 
@@ -44,8 +56,9 @@ def test_only_owners_that_share_days_have_common_errors() -> None:
 
 
 def test_days_in_common_do_not_count_as_evidence_of_each_owner() -> None:
-    """12 owners without a gain, on the same days: nearly all of them join, or none. Taken as independent they join in
-    more than twice as many federations."""
+    """12 owners without a gain, on the same days: nearly all of them join, or none. Taken as
+    independent they join in more than twice as many federations.
+    """
     rng = np.random.default_rng(2)
     worlds = [owners_of(12, 0.7, rng) for _ in range(50)]
 
@@ -53,7 +66,9 @@ def test_days_in_common_do_not_count_as_evidence_of_each_owner() -> None:
         return float(np.mean([verdict.decision == "join" for verdict in decide(owners, 0.01)]))
 
     known = np.mean([joins(owners) for owners in worlds])
-    independent = np.mean([joins([replace(one, clusters=None) for one in owners]) for owners in worlds])
+    independent = np.mean(
+        [joins([replace(one, clusters=None) for one in owners]) for owners in worlds]
+    )
     assert known < 0.1 and independent > 2 * known
     gain = [joins(owners_of(12, 0.7, rng, worth=1.0)) for _ in range(20)]
     assert np.mean(gain) > 0.9
@@ -64,7 +79,9 @@ def test_the_posterior_is_that_of_one_normal_distribution(monkeypatch: pytest.Mo
     rng, spread = np.random.default_rng(3), 0.03
     monkeypatch.setattr(sharing, "SPREADS", np.array([spread]))
     monkeypatch.setattr(sharing, "UNLIKE", 1e-30)
-    gains, errors, rows = rng.normal(size=5) * 0.05, rng.uniform(0.01, 0.05, 5), rng.integers(50, 500, 5)
+    gains = rng.normal(size=5) * 0.05
+    errors = rng.uniform(0.01, 0.05, 5)
+    rows = rng.integers(50, 500, 5)
     alike = np.full((5, 5), 0.4) + 0.6 * np.eye(5)
     found = sharing.share(gains, errors, rows, 0.01, alike)
     size = (rows / np.exp(np.log(rows).mean())) ** -sharing.FALL

@@ -12,23 +12,33 @@ from fedloom.experiment.trial.partners import help_of, partners_of
 from tests.test_trial_statistics import of
 
 
-def test_an_owner_that_differs_predicts_by_its_own_model_and_one_without_rows_as_the_others() -> None:
+def test_an_owner_that_differs_predicts_by_its_own_model_and_one_without_rows_as_the_others() -> (
+    None
+):
     rng = np.random.default_rng(0)
     w = np.array(WEIGHTS[:-1])[:, None]
     gains = 0.04 - np.square(w - np.array([0.25] * 5)) + 1e-4 * rng.random((4, 5))
-    gains[:, 3], gains[:, 4] = -0.1 * (1 - w[:, 0]), np.nan  # owner 3 is unlike the others; 4 has rows of one class
+    # owner 3 is unlike the others; 4 has rows of one class
+    gains[:, 3], gains[:, 4] = -0.1 * (1 - w[:, 0]), np.nan
     spread, units = np.full((4, 5), 0.01), np.full(5, 100)
     assert personal(gains, spread, units).tolist() == [0.25, 0.25, 0.25, 1.0, 1.0]
     assert personal(gains[:, :3], spread[:, :3], units[:3]).tolist() == [0.25] * 3
     gains[:, 3] = np.nan  # without the one unlike the others, what to expect is their gain
     assert personal(gains, spread, units).tolist() == [0.25] * 5
-    many = personal(np.stack([gains, -np.abs(gains)], axis=1), np.stack([spread] * 2, axis=1), np.stack([units] * 2))
+    many = personal(
+        np.stack([gains, -np.abs(gains)], axis=1),
+        np.stack([spread] * 2, axis=1),
+        np.stack([units] * 2),
+    )
     assert many.shape == (2, 5) and many[1].tolist() == [1.0] * 5
     gains[:, 3] = -0.02  # less than what the others gain, but its own rows are against it
     assert personal(gains, np.full((4, 5), 0.04), units)[3] == 1.0
     noisy = personal(0.02 * rng.normal(size=(4, 5)), np.full((4, 5), 100.0), units)
     assert noisy.tolist() == [1.0] * 5  # no gain is likely
-    assert personal(np.full((4, 2), np.nan), np.full((4, 2), np.nan), np.zeros(2)).tolist() == [1.0, 1.0]
+    assert personal(np.full((4, 2), np.nan), np.full((4, 2), np.nan), np.zeros(2)).tolist() == [
+        1.0,
+        1.0,
+    ]
 
 
 @pytest.mark.parametrize("metric", ["auc", "rmse"])
@@ -50,10 +60,17 @@ def test_gains_of_weights_are_those_of_the_mixes_with_the_variance_of_units(metr
 
 
 def predictions(groups: list[int], me: int, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels of owner `me`, and probabilities by every owner's model: informative if they are of one group."""
+    """Labels of owner `me`, and probabilities by every owner's model: informative if they are of
+    one group.
+    """
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 2, n)
-    logits = np.array([(1.0 if g == groups[me] else -1.0) * (2 * y - 1) + 1.5 * rng.normal(size=n) for g in groups])
+    logits = np.array(
+        [
+            (1.0 if g == groups[me] else -1.0) * (2 * y - 1) + 1.5 * rng.normal(size=n)
+            for g in groups
+        ]
+    )
     p = 1 / (1 + np.exp(-logits))
     return y, np.stack([1 - p, p], axis=2)
 
@@ -64,7 +81,9 @@ def test_partners_are_the_owners_of_the_group() -> None:
     for me in (0, 4):
         y, p = predictions(groups, me, 200, seed=me)
         found = partners_of(me, names, "auc", y, p, folds, None, 0.01)
-        assert found.advised == tuple(name for name, g in zip(names, groups, strict=True) if g == groups[me])
+        assert found.advised == tuple(
+            name for name, g in zip(names, groups, strict=True) if g == groups[me]
+        )
         assert found.gain is not None and found.gain > 0.1
         assert [value > 0 for value in found.help] == [g == groups[me] for g in groups]
         total = -np.log(p.mean(0)[np.arange(200), y]).mean()

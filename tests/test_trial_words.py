@@ -1,4 +1,6 @@
-"""What an engineer reads who knows only `fedloom trial --help`: roles, notes, errors, cards and next steps."""
+"""What an engineer reads who knows only `fedloom trial --help`: roles, notes, errors, cards and
+next steps.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ def understood(columns: dict[str, Any], **settings: Any) -> Understanding:
 
 @pytest.fixture(scope="module")
 def found() -> TrialResult:
-    settings: dict[str, Any] = {"methods": ["exchange"], "alone": ("logistic", "forest", "boosting"), "repeats": 1}
+    settings: dict[str, Any] = {
+        "methods": ["exchange"],
+        "alone": ("logistic", "forest", "boosting"),
+        "repeats": 1,
+    }
     return package.trial(table(), label="ill", group="site", **settings)
 
 
@@ -52,20 +58,33 @@ def found() -> TrialResult:
     ("setting", "option"),
     [
         ("data.keep = ['*', 'row id'] uses it", "--keep '*' --keep 'row id' uses it"),
-        ("or take with data.encode.when it was = 'category'", "or take with --encode 'when it was=category'"),
-        ('set data.task = "classes", or data.missing_words', "set --task classes, or --missing-word"),
+        (
+            "or take with data.encode.when it was = 'category'",
+            "or take with --encode 'when it was=category'",
+        ),
+        (
+            'set data.task = "classes", or data.missing_words',
+            "set --task classes, or --missing-word",
+        ),
         ("data.label names the column 'data.x'", "--label names the column 'data.x'"),
         ("worth must be above 0", "--worth must be above 0"),
-        ("if they belong together, set unit = 'a b', or", "if they belong together, add --unit 'a b', or"),
+        (
+            "if they belong together, set unit = 'a b', or",
+            "if they belong together, add --unit 'a b', or",
+        ),
     ],
-)  # fmt: skip
+)
 def test_notes_and_errors_name_the_options_of_the_command(setting: str, option: str) -> None:
     assert as_options(setting) == option
 
 
 @pytest.mark.parametrize("text", ["AUC", "roc_auc", "auc"])
 def test_scores_are_named_in_any_writing(text: str) -> None:
-    assert metric_named(text) == "auc" and metric_named("log-loss") == "log loss" and metric_named("R²") == "r2"
+    assert (
+        metric_named(text) == "auc"
+        and metric_named("log-loss") == "log loss"
+        and metric_named("R²") == "r2"
+    )
     with pytest.raises(ConfigError, match="metric must be one of"):
         TrialConfig(metric=metric_named("f1"))
 
@@ -91,7 +110,10 @@ def test_a_count_of_the_rows_is_no_feature_although_some_lack_a_label() -> None:
     assert "identifier by its name" in found.dropped["row_names"]
     (note,) = [note for note in found.notes if "'row_names'" in note]
     again = understood(columns, keep=("*", "row_names"))
-    assert "data.keep = ['*', 'row_names'] uses it" in note and {"row_names", "age"} <= again.kinds.keys()
+    assert (
+        "data.keep = ['*', 'row_names'] uses it" in note
+        and {"row_names", "age"} <= again.kinds.keys()
+    )
 
 
 def test_people_with_several_rows_are_noticed(found: TrialResult) -> None:
@@ -104,13 +126,18 @@ def test_people_with_several_rows_are_noticed(found: TrialResult) -> None:
 
 def test_the_answer_counts_decisions_and_leanings(found: TrialResult) -> None:
     one, other = found.owners.values()
-    cards = {"a": replace(one, decision="join", leaning=""), "b": replace(other, decision="undecided", leaning="same")}
+    cards = {
+        "a": replace(one, decision="join", leaning=""),
+        "b": replace(other, decision="undecided", leaning="same"),
+    }
     assert answer(replace(found, owners=cards)) == (
-        "1 of 2 owners gains by learning together: a. For 1 of 2 owners these rows do not decide: b. Probable, but not "
-        "shown: no difference for 1."
+        "1 of 2 owners gains by learning together: a. For 1 of 2 owners these rows do not "
+        "decide: b. Probable, but not shown: no difference for 1."
     )
     cards["b"] = replace(other, decision="too few")
-    assert "1 of 2 owners has too few rows for an answer: b." in answer(replace(found, owners=cards))
+    assert "1 of 2 owners has too few rows for an answer: b." in answer(
+        replace(found, owners=cards)
+    )
 
 
 def test_a_page_has_the_command_and_whole_names(found: TrialResult) -> None:
@@ -118,13 +145,18 @@ def test_a_page_has_the_command_and_whole_names(found: TrialResult) -> None:
     assert "fedloom run &#39;out/a b/recipe.toml&#39;" in page and "Notes on the data" in page
     assert contents({"content": "sums, rows"}) == "sums, numbers of rows"
     long = {"Research_and_Development": next(iter(found.owners.values()))}
-    before, _, _ = trial_page.html(replace(found, owners=long), "my").partition('" text-anchor="end"')
+    before, _, _ = trial_page.html(replace(found, owners=long), "my").partition(
+        '" text-anchor="end"'
+    )
     assert float(re.findall(r'x="([0-9.]+)"', before)[-1]) >= 8 * len("Research_and_Development")
 
 
 def test_the_command_says_what_next(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     columns = table(owners=11, rows=12)
-    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    lines = [
+        ",".join(columns),
+        *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True)),
+    ]
     (tmp_path / "my.csv").write_text("\n".join(lines))
     words = [
         "trial",
@@ -141,7 +173,11 @@ def test_the_command_says_what_next(fedloom: Callable[..., Done], tmp_path: Path
         "1",
     ]
     text = fedloom(*words, "--metric", "log-loss").stdout
-    assert text.startswith("my.csv: trial of 11 owners") and "site 11" in text and "add --out FOLDER" in text
+    assert (
+        text.startswith("my.csv: trial of 11 owners")
+        and "site 11" in text
+        and "add --out FOLDER" in text
+    )
     assert "revealed" not in text and "but no rows" in text
     assert "Did you mean 'patient'?" in fedloom(*words[:6], "--unit", "patien", code=2).stderr
     assert "--label, the column to predict" in fedloom("trial", "my.csv", code=2).stderr
@@ -153,10 +189,17 @@ def test_the_command_says_what_next(fedloom: Callable[..., Done], tmp_path: Path
         in fedloom("data", "my.csv", "--label", "ill", "--group", "site").stdout
     )
     columns = {"patient": columns["row_names"], "age": columns["age"], "ill": columns["ill"]}
-    for name, ids in (("clinic", columns["patient"]), ("lab", [f"{i:05}" for i in columns["patient"]])):
-        rows = zip(ids, columns["age"], columns["ill"] if name == "clinic" else columns["age"], strict=True)
+    for name, ids in (
+        ("clinic", columns["patient"]),
+        ("lab", [f"{i:05}" for i in columns["patient"]]),
+    ):
+        rows = zip(
+            ids, columns["age"], columns["ill"] if name == "clinic" else columns["age"], strict=True
+        )
         head = "patient,age,ill" if name == "clinic" else "patient,iron,zinc"
-        (tmp_path / f"{name}.csv").write_text("\n".join([head, *(",".join(map(str, row)) for row in rows)]))
+        (tmp_path / f"{name}.csv").write_text(
+            "\n".join([head, *(",".join(map(str, row)) for row in rows)])
+        )
     words = ["trial", "clinic.csv", "lab.csv", "--id", "patient", "--label"]
     assert "write ids alike" in fedloom(*words, "ill", code=2).stderr
     assert "Did you mean 'ill'?" in fedloom(*words, "il", code=2).stderr
@@ -164,7 +207,9 @@ def test_the_command_says_what_next(fedloom: Callable[..., Done], tmp_path: Path
 
 
 def test_too_few_people_in_common_are_shown_two_ids(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("id,x,y\n" + "".join(f"{i},{i % 7},{i % 2}\n" for i in range(30)))
+    (tmp_path / "a.csv").write_text(
+        "id,x,y\n" + "".join(f"{i},{i % 7},{i % 2}\n" for i in range(30))
+    )
     (tmp_path / "b.csv").write_text("id,z\n" + "".join(f"p-{i},{i % 5}\n" for i in range(30)))
     with pytest.raises(DataError, match="such as 'p-0' and '0': write ids alike"):
         package.trial([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], id="id", label="y")

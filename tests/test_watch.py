@@ -1,4 +1,6 @@
-"""`fedloom watch`: what it shows in a terminal, what its page answers, and the page in a real browser."""
+"""`fedloom watch`: what it shows in a terminal, what its page answers, and the page in a real
+browser.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ EVIL = "<img src=x onerror=\"document.title='owned'\">"
 def view(round: int = 12, **changes: Any) -> View:
     """A run of five parties of which one is down."""
     points = [(r, 0.1 + 0.05 * r) for r in range(0, round + 1)]
-    parties = [PartyStatus(name=f"client-{i}", up=i != 3, accuracy=0.5 + i / 100, sent=1000 * i) for i in range(5)]
+    parties = [
+        PartyStatus(name=f"client-{i}", up=i != 3, accuracy=0.5 + i / 100, sent=1000 * i)
+        for i in range(5)
+    ]
     values: dict[str, Any] = {
         "name": "mine",
         "method": "fedal",
@@ -61,7 +66,9 @@ def view(round: int = 12, **changes: Any) -> View:
         "of": 5,
         "bytes": {"up": 3_840_000, "down": 7_680_000, "across": 0},
         "failures": 17,
-        "recent_failures": [RecentFailure(round=9, party="client-3", kind="logits", reason="unreachable")],
+        "recent_failures": [
+            RecentFailure(round=9, party="client-3", kind="logits", reason="unreachable")
+        ],
         "engine": "local, 1 worker, cpu",
         "process": own_process(),
     }
@@ -92,31 +99,49 @@ def drawn(folder: Path, height: int | None = None, now: float = NOW) -> str:
 
 def test_a_run(tmp_path: Path) -> None:
     text = drawn(put(tmp_path, view()))
-    for words in ("mine", "fedal on digits, seed 7", "running", "round 12/16", "4.2 s a round, 17 s to go"):
+    for words in (
+        "mine",
+        "fedal on digits, seed 7",
+        "running",
+        "round 12/16",
+        "4.2 s a round, 17 s to go",
+    ):
         assert words in text
     assert "accuracy 70.0%" in text and "most frequent class: 12.5%" in text
     assert "4 of 5 up" in text
     assert re.search(r"client-3 +○ down +53\.0% +3\.00 kB +0 B", text)
     assert re.search(r"client-4 +● up +54\.0% +4\.00 kB", text)
     assert "3.84 MB up, 7.68 MB down" in text
-    assert "failed calls: 17; most recent:" in text and "round 9, client-3, logits: unreachable" in text
+    assert (
+        "failed calls: 17; most recent:" in text
+        and "round 9, client-3, logits: unreachable" in text
+    )
     assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
     ("changes", "now", "words"),
     [
-        ({"round": 0, "points": [], "accuracy": None, "pace": None, "ends": None}, NOW, "first round in progress"),
+        (
+            {"round": 0, "points": [], "accuracy": None, "pace": None, "ends": None},
+            NOW,
+            "first round in progress",
+        ),
         ({"state": "finished", "round": 16}, NOW, "60 s in all"),
         ({"state": "stopped"}, NOW, "stopped after round 12; repeat the command with --resume"),
         (
             {"state": "stopped", "reason": "while nodes were waited for"},
             NOW,
-            "stopped after round 12 while nodes were waited for; repeat the command with --resume to continue",
+            "stopped after round 12 while nodes were waited for; repeat the command with "
+            "--resume to continue",
         ),
         ({"state": "failed", "reason": "disk full"}, NOW, "failed after round 12: disk full"),
         ({"process": ELSEWHERE}, NOW + 100, "no update for 100 s"),
-        ({"process": own_process().model_copy(update={"started_at": 1.0})}, NOW + 3, "process has ended"),
+        (
+            {"process": own_process().model_copy(update={"started_at": 1.0})},
+            NOW + 3,
+            "process has ended",
+        ),
         ({"pace": 0.01}, NOW, "100 rounds a second"),
         ({"pace": 3600.0, "ends": NOW + 4 * 3600}, NOW, "60 min 0 s a round, 4 h 0 min to go"),
     ],
@@ -124,7 +149,9 @@ def test_a_run(tmp_path: Path) -> None:
 def test_states_of_a_run(changes: dict[str, Any], now: float, words: str, tmp_path: Path) -> None:
     folder = put(tmp_path, view(**changes))
     assert words in " ".join(drawn(folder, now=now).split())
-    ended = {"finished": True, "stopped": True, "failed": True}.get(changes.get("state", ""), "has ended" in words)
+    ended = {"finished": True, "stopped": True, "failed": True}.get(
+        changes.get("state", ""), "has ended" in words
+    )
     assert take(folder, now).over is ended
 
 
@@ -150,13 +177,18 @@ def test_names_cannot_move_the_cursor(tmp_path: Path) -> None:
 def test_a_curve() -> None:
     assert screen.braille_curve([(0, 1.0), (4, 1.0)], 2, 1, (0.0, 1.0), 4) == ["⠉⠉"]
     assert screen.braille_curve([(0, 0.0), (4, 0.0)], 2, 1, (0.0, 1.0), 4) == ["⣀⣀"]
-    assert screen.braille_curve([(0, 0.0), (4, 0.0)], 4, 1, (0.0, 1.0), 8) == ["⣀⣀⡀⠀"]  # half of the rounds
-    assert screen.braille_curve([(0, 0.0), (1, 1.0)], 1, 2, (0.0, 1.0), 1) == ["⢸", "⣸"]  # no gap in a leap
+    # half of the rounds
+    assert screen.braille_curve([(0, 0.0), (4, 0.0)], 4, 1, (0.0, 1.0), 8) == ["⣀⣀⡀⠀"]
+    # no gap in a leap
+    assert screen.braille_curve([(0, 0.0), (1, 1.0)], 1, 2, (0.0, 1.0), 1) == ["⢸", "⣸"]
     assert screen.braille_curve([(3, 1.0)], 3, 1, (0.0, 1.0), 9) == ["⠉⠁⠀"]
 
 
 def test_a_comparison(tmp_path: Path) -> None:
-    put(tmp_path / "fedal-seed0", view(16, name="fedal", state="finished", started=NOW - 90, updated=NOW - 50))
+    put(
+        tmp_path / "fedal-seed0",
+        view(16, name="fedal", state="finished", started=NOW - 90, updated=NOW - 50),
+    )
     put(tmp_path / "local-seed0", view(3, name="local", started=NOW - 40))
     sight = take(tmp_path, NOW)
     assert [(run.name, run.state, run.round) for run in sight.runs] == [
@@ -223,7 +255,10 @@ def test_once_and_json(fedloom: Callable[..., tuple[str, str]], tmp_path: Path) 
     assert "round 12/16" in fedloom("runs/a", "--once")[0]
     shown = json.loads(fedloom("runs/a", "--json")[0])
     assert (shown["folder"], shown["state"], shown["over"]) == ("a", "running", False)
-    assert shown["run"]["points"][-1] == [12, pytest.approx(0.7)] and shown["run"]["parties"][3]["up"] is False
+    assert (
+        shown["run"]["points"][-1] == [12, pytest.approx(0.7)]
+        and shown["run"]["parties"][3]["up"] is False
+    )
 
 
 @pytest.mark.parametrize(
@@ -236,7 +271,9 @@ def test_once_and_json(fedloom: Callable[..., tuple[str, str]], tmp_path: Path) 
         (["--port", "70000"], "65535"),
     ],
 )
-def test_mistakes_get_a_sentence(arguments: list[str], words: str, fedloom: Callable[..., tuple[str, str]]) -> None:
+def test_mistakes_get_a_sentence(
+    arguments: list[str], words: str, fedloom: Callable[..., tuple[str, str]]
+) -> None:
     assert words in fedloom(*arguments, code=2)[1]
 
 
@@ -247,7 +284,11 @@ def test_help_teaches(fedloom: Callable[..., tuple[str, str]]) -> None:
 
 @pytest.mark.parametrize(("state", "code"), [("finished", 0), ("failed", 1), ("stopped", 1)])
 def test_it_ends_with_the_run(
-    state: str, code: int, fedloom: Callable[..., tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: str,
+    code: int,
+    fedloom: Callable[..., tuple[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     put(tmp_path, view(12))
     coming = [view(12), view(13), view(14, state=state)]
@@ -255,7 +296,10 @@ def test_it_ends_with_the_run(
     text = fedloom(str(tmp_path), code=code)[0]
     assert not coming
     lines = [line for line in text.splitlines() if line.startswith("mine  round")]
-    assert [re.sub(r"  accuracy.*", "", line) for line in lines] == ["mine  round 12/16", "mine  round 13/16"]
+    assert [re.sub(r"  accuracy.*", "", line) for line in lines] == [
+        "mine  round 12/16",
+        "mine  round 13/16",
+    ]
     assert "accuracy 70.0%  4/5 up  11.5 MB sent  17 failures" in lines[0]
     assert "round 14/16" in text and state in text
 
@@ -273,13 +317,19 @@ def test_it_ends_with_the_run(
 )
 @pytest.mark.parametrize("how", ["--once", "--json"])
 def test_the_status_of_a_single_look(
-    changes: dict[str, Any], code: int, how: str, fedloom: Callable[..., tuple[str, str]], tmp_path: Path
+    changes: dict[str, Any],
+    code: int,
+    how: str,
+    fedloom: Callable[..., tuple[str, str]],
+    tmp_path: Path,
 ) -> None:
     put(tmp_path, view(**{"updated": time.time(), **changes}))
     assert "mine" in fedloom(str(tmp_path), how, code=code)[0]
 
 
-def test_in_a_terminal_it_is_drawn_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_terminal_it_is_drawn_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(tmp_path, view(12))
     coming = [view(13), view(16, state="finished")]
     monkeypatch.setattr(watching, "sleep", lambda _: put(tmp_path, coming.pop(0)))
@@ -287,7 +337,10 @@ def test_in_a_terminal_it_is_drawn_in_place(tmp_path: Path, monkeypatch: pytest.
     out = Console(file=file, force_terminal=True, width=80, height=30)
     assert watching.watch(tmp_path, False, False, False, 0, out) == 0
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
-    assert all(f"round {n}/16" in text for n in (12, 13, 16)) and "finished" in text.rpartition("round 16/16")[0]
+    assert (
+        all(f"round {n}/16" in text for n in (12, 13, 16))
+        and "finished" in text.rpartition("round 16/16")[0]
+    )
 
 
 def test_who_stops_watching_stops_no_run(
@@ -302,7 +355,16 @@ def test_who_stops_watching_stops_no_run(
 
 
 def test_a_run_that_was_killed(fedloom: Callable[..., tuple[str, str]], tmp_path: Path) -> None:
-    settings = ["-s", "models.pool=['linear']", "-s", "data.clients=2", "--rounds", "100000", "--out", "r"]
+    settings = [
+        "-s",
+        "models.pool=['linear']",
+        "-s",
+        "data.clients=2",
+        "--rounds",
+        "100000",
+        "--out",
+        "r",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedloom", "run", "local", *settings],
         stdout=subprocess.DEVNULL,
@@ -310,7 +372,9 @@ def test_a_run_that_was_killed(fedloom: Callable[..., tuple[str, str]], tmp_path
     )
     try:
         end = time.monotonic() + 120
-        while not (tmp_path / "r" / FILE).exists() or take(tmp_path / "r", time.time()).run.round == 0:
+        while (
+            not (tmp_path / "r" / FILE).exists() or take(tmp_path / "r", time.time()).run.round == 0
+        ):
             assert process.poll() is None and time.monotonic() < end
             time.sleep(0.05)
         assert json.loads(fedloom("r", "--json")[0])["state"] == "running"
@@ -362,12 +426,21 @@ def test_the_page_and_what_it_shows(tmp_path: Path) -> None:
         assert rules["default-src"] == rules["frame-ancestors"] == rules["base-uri"] == "'none'"
         for kind in ("script", "style"):
             inside = body.split(f"<{kind}>".encode())[1].split(f"</{kind}>".encode())[0]
-            assert rules[f"{kind}-src"] == f"'sha256-{base64.b64encode(hashlib.sha256(inside).digest()).decode()}'"
+            assert (
+                rules[f"{kind}-src"]
+                == f"'sha256-{base64.b64encode(hashlib.sha256(inside).digest()).decode()}'"
+            )
         status, headers, body = ask(port, "/live.json")
         assert status == 200 and json.loads(body)["run"]["round"] == 12
         assert headers["Content-Type"] == "application/json; charset=utf-8"
-        assert headers["Cache-Control"] == "no-store" and headers["X-Content-Type-Options"] == "nosniff"
-        assert headers["Cross-Origin-Resource-Policy"] == "same-origin" and "Python" not in headers["Server"]
+        assert (
+            headers["Cache-Control"] == "no-store"
+            and headers["X-Content-Type-Options"] == "nosniff"
+        )
+        assert (
+            headers["Cross-Origin-Resource-Policy"] == "same-origin"
+            and "Python" not in headers["Server"]
+        )
         assert headers["Access-Control-Allow-Origin"] is None
         put(tmp_path, view(13))
         assert json.loads(ask(port, "/live.json")[2])["run"]["round"] == 13
@@ -376,7 +449,9 @@ def test_the_page_and_what_it_shows(tmp_path: Path) -> None:
         assert status == 503 and "has no live.json" in json.loads(body)["error"]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST:8470", "127.0.0.1:9000", "[::1]:1"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "LOCALHOST:8470", "127.0.0.1:9000", "[::1]:1"]
+)
 def test_it_answers_by_the_names_of_this_machine(host: str, tmp_path: Path) -> None:
     put(tmp_path, view())
     with served(tmp_path) as port:
@@ -408,7 +483,16 @@ def test_it_answers_by_no_other_name(hosts: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/config.toml", "/./live.json", "/../live.json", "/live.json/", "/LIVE.JSON", "/%6cive.json", "/?"]
+    "path",
+    [
+        "/config.toml",
+        "/./live.json",
+        "/../live.json",
+        "/live.json/",
+        "/LIVE.JSON",
+        "/%6cive.json",
+        "/?",
+    ],
 )
 def test_it_serves_no_other_file(path: str, tmp_path: Path) -> None:
     put(tmp_path, view())
@@ -435,7 +519,10 @@ def test_it_listens_to_this_machine_alone(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="another with --port"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(ConfigError, match="another with --port"),
+    ):
         page.server(tmp_path, taken.getsockname()[1])
 
 
@@ -453,7 +540,9 @@ def test_the_address_is_reported_and_ctrl_c_ends_the_page(tmp_path: Path) -> Non
         told = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
         assert told and ask(int(told[1]))[0] == 200
         process.send_signal(signal.SIGINT)
-        assert "The page is closed" in process.communicate(timeout=60)[0] and process.returncode == 0
+        assert (
+            "The page is closed" in process.communicate(timeout=60)[0] and process.returncode == 0
+        )
     finally:
         process.kill()
         process.wait()
@@ -463,7 +552,8 @@ def test_the_page_needs_nothing_else_and_writes_only_text() -> None:
     text = (Path(page.__file__).parent / "page.html").read_text()
     assert set(re.findall(r"https?://[^\s\"']+", text)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(|\son\w+=|\sstyle=", text
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(|\son\w+=|\sstyle=",
+        text,
     )
     assert "src=" not in text and "@import" not in text and "url(" not in text
 
@@ -476,23 +566,49 @@ def test_the_page_has_the_colors_and_letters_of_the_reports() -> None:
 
 # --- the page in a browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 in_a_browser = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on this machine")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
-FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--hide-scrollbars",
+]
+FLAGS += [
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+]
 
 
 def seen(folder: Path, profile: Path, budget: int = 6000) -> str:
-    """The page after so many milliseconds of the browser's time, as the document that it has become."""
+    """The page after so many milliseconds of the browser's time, as the document that it has
+    become.
+    """
     assert BROWSER is not None
     with served(folder) as port:
-        command = [BROWSER, *FLAGS, f"--user-data-dir={profile}", f"--virtual-time-budget={budget}", "--dump-dom"]
-        done = subprocess.run([*command, f"http://127.0.0.1:{port}/"], capture_output=True, text=True, timeout=120)
+        command = [
+            BROWSER,
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            f"--virtual-time-budget={budget}",
+            "--dump-dom",
+        ]
+        done = subprocess.run(
+            [*command, f"http://127.0.0.1:{port}/"], capture_output=True, text=True, timeout=120
+        )
     return done.stdout
 
 
 def text_of(dom: str, id: str) -> str:
-    found = re.search(rf'id="{id}"[^>]*>(.*?)</(?:p|span|dd|h1|h2|tbody|figcaption|div|footer)>', dom, re.S)
+    found = re.search(
+        rf'id="{id}"[^>]*>(.*?)</(?:p|span|dd|h1|h2|tbody|figcaption|div|footer)>', dom, re.S
+    )
     assert found, id
     return re.sub(r"<[^>]+>", " ", found[1]).replace("&nbsp;", " ")
 
@@ -506,7 +622,10 @@ def coming(monkeypatch: pytest.MonkeyPatch, folder: Path, *views: View | None) -
         if following is None:
             (folder / FILE).unlink(missing_ok=True)
         else:
-            put(folder, following.model_copy(update={"updated": time.time(), "ends": time.time() + 17}))
+            put(
+                folder,
+                following.model_copy(update={"updated": time.time(), "ends": time.time() + 17}),
+            )
         return take(asked, time.time())
 
     monkeypatch.setattr(page, "take", next_look)
@@ -546,10 +665,15 @@ def test_a_run_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (
             {"state": "stopped", "reason": "while nodes were waited for"},
             "stopped",
-            "topped after round 12 while nodes were waited for; repeat the command with --resume to continue",
+            "topped after round 12 while nodes were waited for; repeat the command with --resume "
+            "to continue",
         ),
         ({"state": "failed", "reason": "disk full"}, "failed", "Failed after round 12: disk full"),
-        ({"process": Process(host=own_process().host, id=1, started_at=1.0)}, "no update", "process has ended"),
+        (
+            {"process": Process(host=own_process().host, id=1, started_at=1.0)},
+            "no update",
+            "process has ended",
+        ),
     ],
 )
 def test_the_end_of_a_run_in_a_browser(
@@ -563,12 +687,16 @@ def test_the_end_of_a_run_in_a_browser(
 
 
 @in_a_browser
-def test_a_page_that_lost_its_run_or_its_server_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_lost_its_run_or_its_server_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "run"
     coming(monkeypatch, folder, view(12), None)
     dom = seen(folder, tmp_path / "profile")
     assert text_of(dom, "state") == "unreadable" and "has no live.json" in text_of(dom, "lost")
-    assert "The values below are from" in text_of(dom, "lost") and text_of(dom, "rounds").startswith("Round 12 of 16")
+    assert "The values below are from" in text_of(dom, "lost") and text_of(
+        dom, "rounds"
+    ).startswith("Round 12 of 16")
 
     coming(monkeypatch, folder, view(12))
     answer, asked = page._Handler._live, []
@@ -582,7 +710,9 @@ def test_a_page_that_lost_its_run_or_its_server_is_reported(tmp_path: Path, monk
 
     monkeypatch.setattr(page._Handler, "_live", dying)
     dom = seen(folder, tmp_path / "profile")
-    assert text_of(dom, "state") == "no connection" and "no reply from fedloom watch" in text_of(dom, "lost")
+    assert text_of(dom, "state") == "no connection" and "no reply from fedloom watch" in text_of(
+        dom, "lost"
+    )
     assert text_of(dom, "rounds").startswith("Round 12 of 16")
 
 
@@ -611,7 +741,15 @@ def test_names_are_text_in_a_browser(tmp_path: Path) -> None:
         "metric": EVIL,
         "reason": EVIL,
     }
-    put(folder, view(state="failed", parties=[PartyStatus(name=EVIL, up=False)], recent_failures=[failure], **evil))
+    put(
+        folder,
+        view(
+            state="failed",
+            parties=[PartyStatus(name=EVIL, up=False)],
+            recent_failures=[failure],
+            **evil,
+        ),
+    )
     dom = seen(folder, tmp_path / "profile", 2000)
     assert "<img" not in dom and "<title>owned" not in dom
     assert dom.count("&lt;img src=x") >= 9

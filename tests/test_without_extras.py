@@ -1,4 +1,6 @@
-"""The commands work in an installation without extras, such as that of `make demo`; what needs one names it."""
+"""The commands work in an installation without extras, such as that of `make demo`; what needs one
+names it.
+"""
 
 import json
 import subprocess
@@ -6,8 +8,28 @@ import sys
 from pathlib import Path
 
 HIDDEN = (
-    *("grpc", "cryptography", "datasets", "huggingface_hub", "flwr", "flwr_datasets", "ray", "optuna", "networkx"),
-    *("openmined_psi", "ot", "tensorboard", "mlflow", "wandb", "torchvision", "transformers", "lightgbm", "xgboost"),
+    *(
+        "grpc",
+        "cryptography",
+        "datasets",
+        "huggingface_hub",
+        "flwr",
+        "flwr_datasets",
+        "ray",
+        "optuna",
+        "networkx",
+    ),
+    *(
+        "openmined_psi",
+        "ot",
+        "tensorboard",
+        "mlflow",
+        "wandb",
+        "torchvision",
+        "transformers",
+        "lightgbm",
+        "xgboost",
+    ),
     *("catboost", "tabicl", "numba", "pandas", "polars", "statsmodels", "sqlalchemy", "alembic"),
 )
 """Packages of extras, and pandas, which no requirement brings."""
@@ -52,13 +74,17 @@ for line in lines:
 import fedloom
 result = fedloom.run("fedmd", rounds=1, clients=2, models="mlp", public_rows=20)
 print(json.dumps(["latex", 0, result.to_latex() + result._repr_html_() + repr(result.plot())]))
-"""
+"""  # noqa: E501
 
 
 def test_commands_without_extras(tmp_path: Path) -> None:
     words = [json.dumps(HIDDEN), json.dumps([*LINES])]
     ran = subprocess.run(
-        [sys.executable, "-c", CODE, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", CODE, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     *done, latex = map(json.loads, ran.stdout.splitlines())

@@ -17,16 +17,59 @@ SOURCE = ROOT / "src" / "fedloom"
 FILES = sorted([*SOURCE.rglob("*.py"), *(ROOT / "papers" / "fedloom_papers").rglob("*.py")])
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), ROOT / "papers" / "docs" / "index.md"]
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").glob("*.md"),
+        ROOT / "papers" / "docs" / "index.md",
+    ]
 )
 NAMES = {
-    *("Site", "site", "handout", "parcel", "parcels", "Parcel", "Trouble", "Seat", "seat", "Desk", "desk", "berth"),
-    *("Box", "Boxed", "crew", "Crew", "nursery", "freight", "crate", "depot", "hatch", "bury", "heed", "sitting"),
-    *("Learner", "Adapter", "Chooser", "Distiller", "Holder", "Holdings", "Ground", "Stock", "World", "Place"),
+    *(
+        "Site",
+        "site",
+        "handout",
+        "parcel",
+        "parcels",
+        "Parcel",
+        "Trouble",
+        "Seat",
+        "seat",
+        "Desk",
+        "desk",
+        "berth",
+    ),
+    *(
+        "Box",
+        "Boxed",
+        "crew",
+        "Crew",
+        "nursery",
+        "freight",
+        "crate",
+        "depot",
+        "hatch",
+        "bury",
+        "heed",
+        "sitting",
+    ),
+    *(
+        "Learner",
+        "Adapter",
+        "Chooser",
+        "Distiller",
+        "Holder",
+        "Holdings",
+        "Ground",
+        "Stock",
+        "World",
+        "Place",
+    ),
 }
 """Names of the old dialect. No identifier of the code has one."""
 WORDS = re.compile(
-    r"\b(seats?|desk|berths?|freight|nursery|parcels?|handouts?|mishaps?|sittings?|comes? to nothing|who is there)\b",
+    r"\b(seats?|desk|berths?|freight|nursery|parcels?|handouts?|mishaps?|sittings?|comes? to "
+    r"nothing|who is there)\b",
     re.IGNORECASE,
 )
 """Words of the old dialect. No message, docstring, comment or page has one."""
@@ -37,8 +80,9 @@ BRITISH = re.compile(
     r"|visual|synchron|sanit|random|quant|vector|penal|parameter|special)is(?:e|ing|ation)",
     re.IGNORECASE,
 )
-"""British spellings: identifiers, messages and prose have American ones. `neighbour` stays, as four settings have that
-name; `centre` is the name of a module, which hashes of states contain."""
+"""British spellings: identifiers, messages and prose have American ones. `neighbour` stays, as four
+settings have that name; `centre` is the name of a module, which hashes of states contain.
+"""
 AMBIGUOUS = {
     "set",
     "least",
@@ -95,5 +139,7 @@ def test_spelling_is_american(file: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda f: f.name)
 def test_no_page_has_the_old_name_of_a_setting(page: Path) -> None:
-    names = re.findall(r"`(?:[a-z_]+\.)*(\w+)(?: = [^`]*)?`|^#? ?(\w+) = ", page.read_text(), re.MULTILINE)
+    names = re.findall(
+        r"`(?:[a-z_]+\.)*(\w+)(?: = [^`]*)?`|^#? ?(\w+) = ", page.read_text(), re.MULTILINE
+    )
     assert not {name for pair in names for name in pair} & OLD_SETTINGS

@@ -1,4 +1,6 @@
-"""The workflows name make targets, scripts, modules and extras that exist, and every extra is tested at its lowest."""
+"""The workflows name make targets, scripts, modules and extras that exist, and every extra is
+tested at its lowest.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,13 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parents[1]
-WORKFLOWS = {file.stem: yaml.safe_load(file.read_text()) for file in sorted((ROOT / ".github/workflows").glob("*.yml"))}
-JOBS = {f"{name}/{job}": work for name, one in WORKFLOWS.items() for job, work in one["jobs"].items()}
+WORKFLOWS = {
+    file.stem: yaml.safe_load(file.read_text())
+    for file in sorted((ROOT / ".github/workflows").glob("*.yml"))
+}
+JOBS = {
+    f"{name}/{job}": work for name, one in WORKFLOWS.items() for job, work in one["jobs"].items()
+}
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 GATHERING = {"all", "dev", "trackers", "boxes", "papers"}
 """Extras of other extras, and the package that is installed from its folder."""
@@ -26,7 +33,11 @@ def scripts(job: dict[str, Any]) -> list[str]:
 def settings(job: dict[str, Any]) -> list[dict[str, str]]:
     """The values of each run of a job's matrix."""
     matrix = job.get("strategy", {}).get("matrix", {})
-    return list(matrix["include"]) if "include" in matrix else [{key: one[0] for key, one in matrix.items()}]
+    return (
+        list(matrix["include"])
+        if "include" in matrix
+        else [{key: one[0] for key, one in matrix.items()}]
+    )
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -75,5 +86,8 @@ def test_every_extra_is_installed_with_the_lowest_versions_and_the_newest() -> N
 def gathered(name: str) -> set[str]:
     """The other extras that an extra consists of."""
     return {
-        one for text in EXTRAS[name] for found in re.findall(r"^fedloom\[(.+)\]$", text) for one in found.split(",")
+        one
+        for text in EXTRAS[name]
+        for found in re.findall(r"^fedloom\[(.+)\]$", text)
+        for one in found.split(",")
     }

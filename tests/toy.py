@@ -40,15 +40,21 @@ def network(n: int, *, norm: bool = False, dropout: bool = False) -> nn.Module:
             return nn.Linear(FEATURES, CLASSES)
         width = 5 + n
         middle = [nn.BatchNorm1d(width)] if norm else []
-        return nn.Sequential(nn.Linear(FEATURES, width), *middle, nn.ReLU(), nn.Linear(width, CLASSES))
+        return nn.Sequential(
+            nn.Linear(FEATURES, width), *middle, nn.ReLU(), nn.Linear(width, CLASSES)
+        )
 
 
 def common(_: int = 0, *, norm: bool = False, width: int = 8) -> nn.Module:
-    """The network that all begin with where a method averages weights: a `body` and a `head`, the same at each call."""
+    """The network that all begin with where a method averages weights: a `body` and a `head`, the
+    same at each call.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(99)
         middle = [nn.BatchNorm1d(width)] if norm else []
-        return Classifier(nn.Sequential(nn.Linear(FEATURES, width), *middle, nn.ReLU()), width, CLASSES)
+        return Classifier(
+            nn.Sequential(nn.Linear(FEATURES, width), *middle, nn.ReLU()), width, CLASSES
+        )
 
 
 def contexts(
@@ -86,10 +92,12 @@ class Toy:
         isolated, batched: which engine, if not the loop.
         faults: ordered ones.
         preset: of the method, with `params` over it.
-        client_contexts: of the parties; the toy's own if None, all with the `common` network if the method needs one.
+        client_contexts: of the parties; the toy's own if None, all with the `common` network if the
+            method needs one.
         graph: the links; None for a complete graph.
         make: the parties' networks.
-        server_side: further fields of the server's context, such as rows of its own and a pretrained model.
+        server_side: further fields of the server's context, such as rows of its own and a
+            pretrained model.
         means: how means are taken.
     """
 
@@ -110,12 +118,19 @@ class Toy:
         **params: Any,
     ) -> None:
         make = make or (common if "one network" in method.needs else network)
-        client_contexts = client_contexts if client_contexts is not None else contexts(n, make=make, graph=graph)
+        client_contexts = (
+            client_contexts if client_contexts is not None else contexts(n, make=make, graph=graph)
+        )
         client_contexts = [replace(context, aggregator=means) for context in client_contexts]
         self.method, self.client_contexts = method, client_contexts
         self.cfg = method.configure(preset, params)
         first = client_contexts[0]
-        at_home = {"parties": len(client_contexts), "classes": CLASSES, "network": first.network, **(server_side or {})}
+        at_home = {
+            "parties": len(client_contexts),
+            "classes": CLASSES,
+            "network": first.network,
+            **(server_side or {}),
+        }
         place = ClientContext(id=0, seed=first.seed, aggregator=means, **at_home)
         self.server: Any = method.server(self.cfg, place) if method.server else None
         builders = [partial(method.party_at(place), self.cfg, place) for place in client_contexts]
@@ -123,7 +138,9 @@ class Toy:
         if isolated:
             self.engine = IsolatedEngine(builders, faults=faults)
         else:
-            self.engine = (BatchedEngine if batched else LocalEngine)([b() for b in builders], faults=faults)
+            self.engine = (BatchedEngine if batched else LocalEngine)(
+                [b() for b in builders], faults=faults
+            )
         form = (
             {k: p.detach().to("meta") for k, p in first.build().named_parameters()}
             if "one network" in method.needs
@@ -139,19 +156,25 @@ class Toy:
     def run(self, rounds: int, start: int = 0, present: Sequence[int] | None = None) -> Toy:
         for t in range(start, start + rounds):
             self.fed.round = t
-            for _ in self.method.round(self.fed, self.server, present or self.engine.ids, self.cfg, t):
+            for _ in self.method.round(
+                self.fed, self.server, present or self.engine.ids, self.cfg, t
+            ):
                 pass
         return self
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every client's parameters and buffers, and all tensors of the server's state but its optimizer's."""
+        """Every client's parameters and buffers, and all tensors of the server's state but its
+        optimizer's.
+        """
         found = {}
         for i, state in self.engine.states().items():
             for part in ("params", "buffers"):
                 found.update({f"{i}.{k}": v.clone() for k, v in state[part].items()})
         if self.server is not None:
             state = {k: v for k, v in self.server.state().items() if k != "opt"}
-            found.update({f"server.{k}": v.clone() for k, v in leaves(state) if isinstance(v, torch.Tensor)})
+            found.update(
+                {f"server.{k}": v.clone() for k, v in leaves(state) if isinstance(v, torch.Tensor)}
+            )
         return found
 
 

@@ -2,8 +2,8 @@
 
     python tools/sbom.py > fedloom.cdx.json
 
-It lists fedloom and every package of `examples/net/requirements.txt` with version, package URL and SHA-256. The same
-files give the same bytes.
+It lists fedloom and every package of `examples/net/requirements.txt` with version, package URL and
+SHA-256. The same files give the same bytes.
 """
 
 import json
@@ -14,13 +14,22 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-_LINE = re.compile(r"(?P<name>[a-z0-9._-]+)==(?P<version>\S+) --hash=sha256:(?P<sha256>[0-9a-f]{64})")
+_LINE = re.compile(
+    r"(?P<name>[a-z0-9._-]+)==(?P<version>\S+) --hash=sha256:(?P<sha256>[0-9a-f]{64})"
+)
 
 
 def component(name: str, version: str, **more: Any) -> dict[str, Any]:
     """A package of the registry."""
     purl = f"pkg:pypi/{name}@{version.replace('+', '%2B')}"
-    return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl, **more}
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": version,
+        "purl": purl,
+        **more,
+    }
 
 
 def bill(requirements: str, version: str) -> dict[str, Any]:
@@ -38,7 +47,9 @@ def bill(requirements: str, version: str) -> dict[str, Any]:
             raise ValueError(f"each line must be name==version --hash=sha256:HASH, not {line!r}")
         hashes = [{"alg": "SHA-256", "content": match["sha256"]}]
         packages.append(component(match["name"], match["version"], hashes=hashes))
-    fedloom = component("fedloom", version, licenses=[{"license": {"id": "Apache-2.0"}}]) | {"type": "application"}
+    fedloom = component("fedloom", version, licenses=[{"license": {"id": "Apache-2.0"}}]) | {
+        "type": "application"
+    }
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -54,7 +65,9 @@ def bill(requirements: str, version: str) -> dict[str, Any]:
 
 def main() -> None:
     """Write the bill of this checkout to standard output."""
-    version = re.search(r'__version__ = "(.+)"', (ROOT / "src" / "fedloom" / "_version.py").read_text())
+    version = re.search(
+        r'__version__ = "(.+)"', (ROOT / "src" / "fedloom" / "_version.py").read_text()
+    )
     assert version is not None
     requirements = (ROOT / "examples" / "net" / "requirements.txt").read_text(encoding="utf-8")
     json.dump(bill(requirements, version[1]), sys.stdout, indent=1)

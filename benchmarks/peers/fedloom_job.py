@@ -1,4 +1,6 @@
-"""The job in fedloom: the README's page, on the rows as pixels, from which a client makes its batches each round."""
+"""The job in fedloom: the README's page, on the rows as pixels, from which a client makes its
+batches each round.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -29,7 +31,11 @@ def main(workers: int) -> None:
     def client(n: int) -> Party[Any]:
         own = torch.arange(n * job.ROWS, (n + 1) * job.ROWS)
         context = ClientContext(
-            n, parties=job.CLIENTS, classes=job.CLASSES, data=Rows(x, y, own, half, half), network=network
+            n,
+            parties=job.CLIENTS,
+            classes=job.CLASSES,
+            data=Rows(x, y, own, half, half),
+            network=network,
         )
         return method.client(cfg, context)
 
@@ -43,7 +49,9 @@ def main(workers: int) -> None:
                 pass
             marks.mark()
     if fed.failures:
-        raise RuntimeError(f"{len(fed.failures)} calls failed, the first one thus: {fed.failures[0]}")
+        raise RuntimeError(
+            f"{len(fed.failures)} calls failed, the first one thus: {fed.failures[0]}"
+        )
     job.report(marks, server.weights, ("fedloom",))
 
 

@@ -1,4 +1,5 @@
-"""The job in Flower's simulation on Ray, one actor a worker: its FedAvg, and plain PyTorch at the client.
+"""The job in Flower's simulation on Ray, one actor a worker: its FedAvg, and plain PyTorch at the
+client.
 
 A client's rows and network are made once per actor and kept, which Flower leaves to its user.
 """
@@ -26,7 +27,10 @@ def train(message: Message, context: Context) -> Message:
         optimizer.zero_grad()
         F.cross_entropy(net(x[batch]), y[batch]).backward()
         optimizer.step()
-    content = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": len(x)})}
+    content = {
+        "arrays": ArrayRecord(net.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(x)}),
+    }
     return Message(RecordDict(content), reply_to=message)
 
 
@@ -48,7 +52,10 @@ def main(workers: int) -> None:
                 marks.mark()
 
         result = FedAvg(fraction_evaluate=0.0).start(
-            grid, ArrayRecord(job.lenet5().state_dict()), num_rounds=job.ROUNDS, evaluate_fn=round_ends
+            grid,
+            ArrayRecord(job.lenet5().state_dict()),
+            num_rounds=job.ROUNDS,
+            evaluate_fn=round_ends,
         )
         weights.update(result.arrays.to_torch_state_dict())
 

@@ -1,6 +1,8 @@
-"""The job that all peers do, from PyTorch alone: its size, its rows, its network, and what a job prints.
+"""The job that all peers do, from PyTorch alone: its size, its rows, its network, and what a job
+prints.
 
-FedAvg, LeNet-5, 20 clients of 300 MNIST-shaped rows, ten batches of 32 a client and round, SGD, no evaluation.
+FedAvg, LeNet-5, 20 clients of 300 MNIST-shaped rows, ten batches of 32 a client and round, SGD, no
+evaluation.
 """
 
 import argparse
@@ -23,8 +25,8 @@ HALF = 127.5  # a network sees (pixel - HALF) / HALF
 def pixels() -> tuple[Tensor, Tensor]:
     """All clients' rows one after the other, (6000, 1, 28, 28) uint8, and labels (6000,).
 
-    A class is a pattern of black and white blocks under some noise: ten rounds lower the loss by a little, and by the
-    same in every job that takes the same steps.
+    A class is a pattern of black and white blocks under some noise: ten rounds lower the loss by a
+    little, and by the same in every job that takes the same steps.
     """
     g = torch.Generator().manual_seed(0)
     labels = torch.randint(0, CLASSES, (CLIENTS * ROWS,), generator=g)
@@ -75,7 +77,8 @@ class Marks(list[float]):
 
 
 def report(marks: Marks, weights: Mapping[str, Tensor], packages: tuple[str, ...]) -> None:
-    """Print the job's one line: versions, the ends of its rounds, the loss of the weights before and after.
+    """Print the job's one line: versions, the ends of its rounds, the loss of the weights before
+    and after.
 
     The weights are the final global model's, in the order of `lenet5`.
     """
@@ -83,7 +86,12 @@ def report(marks: Marks, weights: Mapping[str, Tensor], packages: tuple[str, ...
     before = _loss(net)
     net.load_state_dict(dict(zip(net.state_dict(), weights.values(), strict=True)))
     versions = {name: version(name) for name in (*packages, "torch")}
-    print(json.dumps({"versions": versions, "marks": marks, "loss before": before, "loss": _loss(net)}), flush=True)
+    print(
+        json.dumps(
+            {"versions": versions, "marks": marks, "loss before": before, "loss": _loss(net)}
+        ),
+        flush=True,
+    )
 
 
 def _loss(net: nn.Module) -> float:

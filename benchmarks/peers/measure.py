@@ -51,9 +51,14 @@ class Usage:
 
 
 def measure(
-    command: Sequence[str], environment: Mapping[str, str], out: TextIO, log: TextIO, limit: float = 900.0
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    out: TextIO,
+    log: TextIO,
+    limit: float = 900.0,
 ) -> Usage:
-    """Run `command` to its end, `out` and `log` being its outputs. This process must have no other children.
+    """Run `command` to its end, `out` and `log` being its outputs. This process must have no other
+    children.
 
     Raises:
         TimeoutError: it took longer than `limit` seconds; all its processes are killed.
@@ -61,7 +66,9 @@ def measure(
     adopt_orphans()
     before, busy = _cpu_of_the_dead(), _cpu_of_all()
     usage = Usage(start=time.monotonic())
-    job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=dict(environment))
+    job = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=dict(environment)
+    )
     seen: dict[tuple[int, str], float] = {}
     try:
         while job.poll() is None:
@@ -73,14 +80,17 @@ def measure(
     finally:
         _end_all(0.0 if job.returncode is None else PATIENCE)
     usage.status = job.returncode
-    # Each misses something: the kernel's sum, processes that nobody waited for, as Ray's; the looks, short ones.
+    # Each misses something: the kernel's sum, processes that nobody waited for, as Ray's; the
+    # looks, short ones.
     usage.cpu = max(_cpu_of_the_dead() - before, usage.looks[-1][1])
     usage.others = max(0.0, _cpu_of_all() - busy - usage.cpu) / (time.monotonic() - usage.start)
     return usage
 
 
 def wait_for_quiet(patience: float, cores: float = 0.2, seconds: float = 3.0) -> None:
-    """Return once fewer than `cores` of the machine are busy, after `patience` seconds at the latest."""
+    """Return once fewer than `cores` of the machine are busy, after `patience` seconds at the
+    latest.
+    """
     until = time.monotonic() + patience
     while time.monotonic() < until:
         busy, start = _cpu_of_all(), time.monotonic()
@@ -90,7 +100,9 @@ def wait_for_quiet(patience: float, cores: float = 0.2, seconds: float = 3.0) ->
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose parent ends, so that they stay below us and their CPU time comes to us."""
+    """Become the parent of descendants whose parent ends, so that they stay below us and their CPU
+    time comes to us.
+    """
     if sys.platform != "linux":
         raise SystemExit("the peers are measured by what Linux tells in /proc")
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

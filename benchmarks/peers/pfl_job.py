@@ -1,7 +1,8 @@
 """The job in Apple's pfl-research, by its own loop, sampler, weighting and aggregation.
 
-pfl hands out a client's rows in slices of their stored order and would take 9 batches of 32 and one of 12. Each client
-here has its first 20 rows once more, which makes the ten full batches that the others take.
+pfl hands out a client's rows in slices of their stored order and would take 9 batches of 32 and one
+of 12. Each client here has its first 20 rows once more, which makes the ten full batches that the
+others take.
 """
 
 import os
@@ -15,7 +16,9 @@ from torch.nn import functional as F
 
 
 def ranks(workers: int) -> None:
-    """Be the first of `workers` processes and start the others, as pfl's guide does by hand; before it is imported."""
+    """Be the first of `workers` processes and start the others, as pfl's guide does by hand; before
+    it is imported.
+    """
     if workers == 1 or "PFL_WORKER_RANK" in os.environ:
         return
     with socket.socket() as free:
@@ -51,7 +54,9 @@ def main() -> None:
             return F.cross_entropy(self.net(x), y)
 
         def metrics(self, x, y):
-            """No forward pass: pfl evaluates before and after the first round, and this can't be turned off."""
+            """No forward pass: pfl evaluates before and after the first round, and this can't be
+            turned off.
+            """
             return {"nothing": Weighted(0, len(x))}
 
     class RoundEnds(TrainingProcessCallback):
@@ -63,17 +68,26 @@ def main() -> None:
     np.random.seed(0)  # noqa: NPY002 pfl draws from NumPy's global generator
     marks = job.Marks()
     short = -job.ROWS % job.BATCH
-    users = [Dataset([torch.cat([part, part[:short]]) for part in client]) for client in job.clients()]
-    data = FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", range(job.CLIENTS)))
+    users = [
+        Dataset([torch.cat([part, part[:short]]) for part in client]) for client in job.clients()
+    ]
+    data = FederatedDataset(
+        users.__getitem__, get_user_sampler("minimize_reuse", range(job.CLIENTS))
+    )
     network = Network()
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
     FederatedAveraging().run(
         NNAlgorithmParams(
-            job.ROUNDS, evaluation_frequency=job.ROUNDS, train_cohort_size=job.CLIENTS, val_cohort_size=0
+            job.ROUNDS,
+            evaluation_frequency=job.ROUNDS,
+            train_cohort_size=job.CLIENTS,
+            val_cohort_size=0,
         ),
         SimulatedBackend(data, data, postprocessors=[WeightByDatapoints()]),
         model,
-        NNTrainHyperParams(local_batch_size=job.BATCH, local_num_epochs=1, local_learning_rate=job.LR),
+        NNTrainHyperParams(
+            local_batch_size=job.BATCH, local_num_epochs=1, local_learning_rate=job.LR
+        ),
         callbacks=[RoundEnds()],
         send_metrics_to_platform=False,
     )

@@ -1,5 +1,5 @@
-"""Make the folders of docs/cases/drawers.md from a Parquet file of Omniglot: `image` (28 × 28), `alphabet`, `drawer`
-from 1, and `label`, the character from 0.
+"""Make the folders of docs/cases/drawers.md from a Parquet file of Omniglot: `image` (28 × 28),
+`alphabet`, `drawer` from 1, and `label`, the character from 0.
 
     python examples/cases/drawings.py omniglot.parquet
 """

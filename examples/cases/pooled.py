@@ -1,8 +1,9 @@
-"""The upper bound of a horizontal case: every client sends its rows to one server, which trains on all of them.
+"""The upper bound of a horizontal case: every client sends its rows to one server, which trains on
+all of them.
 
-Nobody would federate like this: it is what federating avoids. The local training is that of the other methods, on the
-union of the rows; the ledger says what sending them costs. Each client's rows are standardized by the client, as in
-the other runs.
+Nobody would federate like this: it is what federating avoids. The local training is that of the
+other methods, on the union of the rows; the ledger says what sending them costs. Each client's rows
+are standardized by the client, as in the other runs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,10 @@ class PooledClient(Party[PooledConfig]):
 
     def rows(self) -> dict[str, Tree]:
         """All own rows: x (n, ...), y (n,)."""
-        return {"x": self.data.every, "y": self.data.y(torch.arange(len(self.data), device=self.context.device))}
+        return {
+            "x": self.data.every,
+            "y": self.data.y(torch.arange(len(self.data), device=self.context.device)),
+        }
 
 
 @final
@@ -65,7 +69,9 @@ class PooledServer(Party[PooledConfig]):
         return dict(self.params)
 
 
-def round(fed: Federation, server: Any, clients: Sequence[int], cfg: PooledConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: Any, clients: Sequence[int], cfg: PooledConfig, t: int
+) -> Iterator[str]:
     """Round 0 collects the rows; every round trains."""
     if t == 0:
         server.keep(fed.call(clients, "rows"))

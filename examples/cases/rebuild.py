@@ -4,11 +4,12 @@
     python examples/cases/rebuild.py adult --archived    # from examples/cases/archive; nothing is run
     python examples/cases/rebuild.py heart --again       # only the rows of AGAIN, which cost seconds
 
-A table of docs/cases/NAME.md that is rebuilt follows a line `<!-- table.py runs/NAME OPTIONS -->`. The commands that
-start with `fedloom run` on the page are run first, so the folders that they name must not exist yet. What tables need
-of their runs is then written to examples/cases/archive/NAME.json. With `--again` they are a few cheap rows
-in runs/NAME-again: they tell whether a page repeats whose other rows cost too much to run each time.
-"""
+A table of docs/cases/NAME.md that is rebuilt follows a line `<!-- table.py runs/NAME OPTIONS -->`.
+The commands that start with `fedloom run` on the page are run first, so the folders that they name
+must not exist yet. What tables need of their runs is then written to
+examples/cases/archive/NAME.json. With `--again` they are a few cheap rows in runs/NAME-again: they
+tell whether a page repeats whose other rows cost too much to run each time.
+"""  # noqa: E501
 
 import json
 import re
@@ -51,8 +52,12 @@ def tables(page: str) -> list[tuple[str, str]]:
 
 
 def rebuilt(page: str, made: Callable[[Sequence[str]], str]) -> str:
-    """The page with each of these tables as `made` of its options, or as it is where that has none."""
-    return TABLE.sub(lambda found: found[1] + (made(shlex.split(found["options"])) or found["table"]), page)
+    """The page with each of these tables as `made` of its options, or as it is where
+    that has none.
+    """
+    return TABLE.sub(
+        lambda found: found[1] + (made(shlex.split(found["options"])) or found["table"]), page
+    )
 
 
 def printed(options: Sequence[str]) -> str:
@@ -72,8 +77,14 @@ def printed(options: Sequence[str]) -> str:
 
 def rows(case: str, names: Sequence[str]) -> list[Any]:
     """The entries of a case's file that have these names, in the file's order."""
-    entries = tomllib.loads((HERE / f"{case}.toml").read_text(encoding="utf-8"))["compare"]["methods"]
-    return [entry for entry in entries if (entry if isinstance(entry, str) else entry.get("name")) in names]
+    entries = tomllib.loads((HERE / f"{case}.toml").read_text(encoding="utf-8"))["compare"][
+        "methods"
+    ]
+    return [
+        entry
+        for entry in entries
+        if (entry if isinstance(entry, str) else entry.get("name")) in names
+    ]
 
 
 def toml(value: Any) -> str:
@@ -87,23 +98,44 @@ def again(page: str) -> list[str]:
     """The words after `fedloom` of the command that runs a page's cheap rows."""
     case, names = AGAIN[page]
     words = ["run", f"examples/cases/{case}.toml", "--out", f"runs/{case}-again"]
-    return [*words, "--trust", "examples/cases/pooled.py", "-s", f"compare.methods={toml(rows(case, names))}"]
+    return [
+        *words,
+        "--trust",
+        "examples/cases/pooled.py",
+        "-s",
+        f"compare.methods={toml(rows(case, names))}",
+    ]
 
 
 def archive(folder: Path) -> None:
-    """Write what tables need of a folder's runs, with the versions and processor of the first of them."""
+    """Write what tables need of a folder's runs, with the versions and processor of the first of
+    them.
+    """
     table = runpy.run_path(str(HERE / "table.py"))
     made = json.loads(next(iter(sorted(folder.rglob("environment.json")))).read_text())
     head = json.dumps({key: made[key] for key in ENVIRONMENT})[:-1]
-    rows = ",\n".join(json.dumps(run, ensure_ascii=False, separators=(",", ":")) for run in table["records"](folder))
-    (ARCHIVE / f"{folder.name}.json").write_text(f'{head}, "runs": [\n{rows}\n]}}\n', encoding="utf-8")
+    rows = ",\n".join(
+        json.dumps(run, ensure_ascii=False, separators=(",", ":"))
+        for run in table["records"](folder)
+    )
+    (ARCHIVE / f"{folder.name}.json").write_text(
+        f'{head}, "runs": [\n{rows}\n]}}\n', encoding="utf-8"
+    )
 
 
 def main() -> None:
-    """Run the case, and write its archive and its page; pictures are written where the options say."""
+    """Run the case, and write its archive and its page; pictures are written where the
+    options say.
+    """
     path = PAGES / f"{sys.argv[1]}.md"
     page = path.read_text(encoding="utf-8")
-    todo = [] if "--archived" in sys.argv else [again(path.stem)] if "--again" in sys.argv else commands(page)
+    todo = (
+        []
+        if "--archived" in sys.argv
+        else [again(path.stem)]
+        if "--again" in sys.argv
+        else commands(page)
+    )
     for words in todo:
         subprocess.run([sys.executable, "-m", "fedloom", *words], check=True)
         archive(Path(words[words.index("--out") + 1]))

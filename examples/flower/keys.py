@@ -1,4 +1,5 @@
-"""Make keys for a test: a certificate for a SuperLink on this machine, and a key pair for each SuperNode.
+"""Make keys for a test: a certificate for a SuperLink on this machine, and a key pair for each
+SuperNode.
 
 python keys.py FOLDER NAME...
 """
@@ -11,14 +12,22 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
 
 def certificate(folder: Path) -> None:
     """Write `superlink.crt`, self-signed, and `superlink.key`."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name.from_rfc4514_string("CN=superlink")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name.from_rfc4514_string("CN=superlink")
     own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    uses = dict.fromkeys(("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False)
+    uses = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False
+    )
     uses |= dict.fromkeys(("digital_signature", "key_cert_sign", "crl_sign"), True)
     hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     made = (
@@ -26,9 +35,13 @@ def certificate(folder: Path) -> None:
         .not_valid_before(datetime.now(UTC) - timedelta(hours=1))
         .not_valid_after(datetime.now(UTC) + timedelta(days=30))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.KeyUsage(**uses, encipher_only=False, decipher_only=False), critical=True)
+        .add_extension(
+            x509.KeyUsage(**uses, encipher_only=False, decipher_only=False), critical=True
+        )
         .add_extension(own, critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own), critical=False
+        )
         .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         .sign(key, hashes.SHA256())
     )
@@ -40,7 +53,9 @@ def pair(folder: Path, name: str) -> None:
     """Write a SuperNode's private key, and `NAME.pub` for registration at the SuperLink."""
     key = ec.generate_private_key(ec.SECP384R1())
     secret(folder / name, key, PrivateFormat.OpenSSH)
-    (folder / f"{name}.pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    (folder / f"{name}.pub").write_bytes(
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    )
 
 
 def secret(path: Path, key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> None:

@@ -1,1 +1,3 @@
-"""Repeat published tables and figures, each from one TOML file, and compare them with the papers."""
+"""Repeat published tables and figures, each from one TOML file, and compare them with
+the papers.
+"""

@@ -1,7 +1,8 @@
-"""Archive the numbers of finished runs as small JSON lines, from which pages are rebuilt and which can be merged.
+"""Archive the numbers of finished runs as small JSON lines, from which pages are rebuilt and which
+can be merged.
 
 ARCHIVE/SCALE/NAME.jsonl    one line per run of the table or figure NAME: cell, seed, metrics and provenance
-"""
+"""  # noqa: E501
 
 import json
 import math
@@ -20,7 +21,18 @@ from fedloom.report.read import Run
 from fedloom_papers.keys import archive_key
 from fedloom_papers.spec import Reproduction, Scale
 
-ENVIRONMENT = ("fedloom", "commit", "python", "torch", "numpy", "platform", "processor", "cores", "cuda", "started")
+ENVIRONMENT = (
+    "fedloom",
+    "commit",
+    "python",
+    "torch",
+    "numpy",
+    "platform",
+    "processor",
+    "cores",
+    "cuda",
+    "started",
+)
 """Keys of a run's environment that are archived."""
 
 
@@ -58,12 +70,15 @@ class ArchivedRun(BaseModel):
         """Strict JSON: infinite numbers are strings."""
         values = self.model_dump()
         values["metrics"] = {
-            name: value if math.isfinite(value) else str(value) for name, value in self.metrics.items()
+            name: value if math.isfinite(value) else str(value)
+            for name, value in self.metrics.items()
         }
         return json.dumps(values, ensure_ascii=False, allow_nan=False, sort_keys=True)
 
 
-def record_of(run: Run, config: RunConfig, key: str, cell: str, reproduction: Reproduction) -> ArchivedRun:
+def record_of(
+    run: Run, config: RunConfig, key: str, cell: str, reproduction: Reproduction
+) -> ArchivedRun:
     """The record of a finished run, with all metrics that the table and its claims need.
 
     Args:
@@ -72,7 +87,8 @@ def record_of(run: Run, config: RunConfig, key: str, cell: str, reproduction: Re
     """
     s = run.summary
     needed = _needed(reproduction) | {*map(RunMetric, (*s.accuracies, *s.scores))}
-    needed |= {*map(RunMetric.parse, reproduction.diagnoses)}  # a row that has none is complete without
+    # a row that has none is complete without
+    needed |= {*map(RunMetric.parse, reproduction.diagnoses)}
     known = {str(metric): value_of(run, metric) for metric in sorted(needed, key=str)}
     chances = {str(metric): s.chance_of(metric) for metric in s.accuracies}
     return ArchivedRun(
@@ -84,7 +100,9 @@ def record_of(run: Run, config: RunConfig, key: str, cell: str, reproduction: Re
         test_sha256=s.test_sha256,
         state_sha256=s.state_sha256,
         seconds=s.seconds.get("total", 0.0),
-        bytes={direction: float(getattr(s.bytes, direction)) for direction in ("up", "down", "across")},
+        bytes={
+            direction: float(getattr(s.bytes, direction)) for direction in ("up", "down", "across")
+        },
         metrics={name: value for name, value in known.items() if value is not None},
         chances={name: chance for name, chance in chances.items() if chance is not None},
         environment={name: run.environment.get(name) for name in ENVIRONMENT},
@@ -118,7 +136,8 @@ class Archive:
         return _read(self.folder / scale / f"{name}.jsonl")
 
     def usable(self, scale: Scale, name: str, reproduction: Reproduction) -> dict[str, ArchivedRun]:
-        """The records of a table or figure by digest, and those of others that have all metrics that it needs.
+        """The records of a table or figure by digest, and those of others that have all metrics
+        that it needs.
 
         Raises:
             DataError: a line is damaged.
@@ -143,7 +162,8 @@ class Archive:
         """Add the records of another archive.
 
         Returns:
-            The number of added records, and the cells whose numbers differ from ours; ours are kept.
+            The number of added records, and the cells whose numbers differ from ours; ours are
+            kept.
 
         Raises:
             DataError: the folder holds no archive, or a line is damaged.
@@ -155,10 +175,14 @@ class Archive:
         for path, theirs in [(path, _read(path)) for path in files]:
             scale: Any = path.parent.name
             if scale not in ("small", "paper"):
-                raise DataError(f"{path}: unknown scale {scale!r}. Valid scales are small and paper.")
+                raise DataError(
+                    f"{path}: unknown scale {scale!r}. Valid scales are small and paper."
+                )
             ours = self.read(scale, path.stem)
             same = [(ours[key], one) for key, one in theirs.items() if key in ours]
-            differing += [f"{path.stem}: {a.cell}, seed {a.seed}" for a, b in same if a.metrics != b.metrics]
+            differing += [
+                f"{path.stem}: {a.cell}, seed {a.seed}" for a, b in same if a.metrics != b.metrics
+            ]
             added += self.add(scale, path.stem, theirs.values())
         return added, differing
 

@@ -47,17 +47,31 @@ def batches(plan: Plan) -> list[Batch]:
 def _batches(plan: Plan, one: Planned) -> list[Batch]:
     archived = plan.archive.usable(one.scale, one.name, one.reproduction)
     found = gather(
-        one.name, one.reproduction, one.scale, one.cells, plan.folder, {}, one.asked, archived, plan.archive_key
+        one.name,
+        one.reproduction,
+        one.scale,
+        one.cells,
+        plan.folder,
+        {},
+        one.asked,
+        archived,
+        plan.archive_key,
     )
     results = check_claims(one.reproduction.claims, found)
     made: dict[str, Batch] = {}
     for claim, result in zip(one.reproduction.claims, results, strict=True):
         test = ClaimTest(claim, found)
         places = [found.places[cell] for cell in test.cells if cell in found.places]
-        if claim.untestable.get(one.scale) or not places or any(not place.cell.runs for place in places):
+        if (
+            claim.untestable.get(one.scale)
+            or not places
+            or any(not place.cell.runs for place in places)
+        ):
             continue
         done = min(sum(1 for _ in place.records) for place in places)
-        planned = min(one.reproduction.scale(one.scale).seeds, *(len(place.cell.runs) for place in places))
+        planned = min(
+            one.reproduction.scale(one.scale).seeds, *(len(place.cell.runs) for place in places)
+        )
         if not result.settled:
             target = planned
             while target <= done:
@@ -68,21 +82,34 @@ def _batches(plan: Plan, one: Planned) -> list[Batch]:
         else:
             continue
         finished = {record.digest for place in places for record in place.records}
-        runs = [place.cell.runs[0].model_copy(update={"seed": s}) for place in places for s in range(target)]
+        runs = [
+            place.cell.runs[0].model_copy(update={"seed": s})
+            for place in places
+            for s in range(target)
+        ]
         left = {digest(run): run for run in runs if archive_key(run) not in finished}
         if left and chance > 0:
-            made.setdefault(result.evidence or claim.text, Batch(f"{one.name}: {claim.text}", left, chance))
+            made.setdefault(
+                result.evidence or claim.text, Batch(f"{one.name}: {claim.text}", left, chance)
+            )
     return [*made.values()]
 
 
 def _chance(
-    claim: Claim, differences: Sequence[float | None], printed: float | None, planned: int, target: int
+    claim: Claim,
+    differences: Sequence[float | None],
+    printed: float | None,
+    planned: int,
+    target: int,
 ) -> float:
     """The power at the next look for the printed effect, or the observed one if that is larger."""
     known = [value for value in differences if value is not None]
     if len(known) < 2:
         return NEW
-    goal = max(abs(printed) if printed is not None else claim.by or RELEVANT, abs(float(np.mean(known))) - claim.by)
+    goal = max(
+        abs(printed) if printed is not None else claim.by or RELEVANT,
+        abs(float(np.mean(known))) - claim.by,
+    )
     return power(target, goal, float(np.std(known, ddof=1)), look(target, planned)[1])
 
 
@@ -98,7 +125,8 @@ def spend(
     clock: Callable[[], float] = monotonic,
     tell: Callable[[Batch], None] = lambda _: None,
 ) -> list[Ended]:
-    """Run the most informative batches first until the budget is spent; runs in progress are saved for another day.
+    """Run the most informative batches first until the budget is spent; runs in progress are saved
+    for another day.
 
     Args:
         replan: the plan with all seeds that are finished.
@@ -124,8 +152,12 @@ def spend(
         started = clock()
         plan = replan()
         if plan.problems:
-            raise ConfigError("\n".join(f"{name}: {reason}" for name, reason in plan.problems.items()))
-        usable = [one for one in batches(plan) if not tried & one.runs.keys() and not unlisted(one.runs)]
+            raise ConfigError(
+                "\n".join(f"{name}: {reason}" for name, reason in plan.problems.items())
+            )
+        usable = [
+            one for one in batches(plan) if not tried & one.runs.keys() and not unlisted(one.runs)
+        ]
         if not usable:
             break
         usable.sort(key=lambda one: one.chance / sum(map(cost, one.runs.values())), reverse=True)
@@ -141,6 +173,10 @@ def spend(
             }
         fetch(absent({key: job.run for key, job in jobs.items()}))
         shown = plan.archiving(progress)
-        ended += run_all([*jobs.values()], workers=workers, progress=shown, stop=over, execute=execute)
-        tried |= {one.job.folder.name for one in ended if one.state in ("failed", "left", "stopped")}
+        ended += run_all(
+            [*jobs.values()], workers=workers, progress=shown, stop=over, execute=execute
+        )
+        tried |= {
+            one.job.folder.name for one in ended if one.state in ("failed", "left", "stopped")
+        }
     return ended

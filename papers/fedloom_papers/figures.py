@@ -58,7 +58,9 @@ def picture(
     if not legend and len(texts) == 1 and len(figures) > 1 and name in ("curves", "bytes"):
         legend = figures[0].legend
         figures = [replace(figure, legend=()) for figure in figures]
-    return PlotSection(name, PageSection(heading, text=[text], figures=figures, legend=legend), header, rows)
+    return PlotSection(
+        name, PageSection(heading, text=[text], figures=figures, legend=legend), header, rows
+    )
 
 
 def row_style(found: TableResults, row: str) -> SeriesStyle:
@@ -138,10 +140,15 @@ def _series(found: TableResults) -> dict[str, list[_SeedCurves]]:
         if not curves or not all(len(x) for _, x, _ in curves):
             continue
         points = min(len(x) for _, x, _ in curves)
-        total = [np.interp(x[:points], run.curve("bytes up", run.last)[0], bytes_sent(run)) for run, x, _ in curves]
+        total = [
+            np.interp(x[:points], run.curve("bytes up", run.last)[0], bytes_sent(run))
+            for run, x, _ in curves
+        ]
         seeds = tuple(run.summary.seed for run, _, _ in curves)
         y = np.stack([y[:points] for _, _, y in curves])
-        series.setdefault(column, []).append(_SeedCurves(row, column, seeds, curves[0][1][:points], y, np.stack(total)))
+        series.setdefault(column, []).append(
+            _SeedCurves(row, column, seeds, curves[0][1][:points], y, np.stack(total))
+        )
     return {column: series[column] for column in found.columns if column in series}
 
 
@@ -185,7 +192,9 @@ def bytes_plot(found: TableResults) -> PlotSection | None:
                 style = replace(line.style, dash=(6, 3))
                 silent.append(Level(f"{one.row}, which sends nothing", float(line.y[-1]), style))
         if lines:
-            figures.append(_chart(found, f"bytes {number}", column, lines, "sent", plots.volume, silent))
+            figures.append(
+                _chart(found, f"bytes {number}", column, lines, "sent", plots.volume, silent)
+            )
     text = f"{axis.title} by the tensor data that all clients had sent, mean over seeds."
     return picture("bytes", "Communication", text, figures, CURVES, _curve_rows(every, axis.unit))
 
@@ -202,7 +211,9 @@ def _chart(
     """The chart of one column."""
     axis, every = curve_axis(found), [*silent, *levels(found, [column])]
     alt = f"{column}: {axis.title}; at the end {axis.ends(lines)}."
-    svg, legend = plots.chart(slug, alt, lines, every, across=across, form_x=form_x, form_y=axis.form)
+    svg, legend = plots.chart(
+        slug, alt, lines, every, across=across, form_x=form_x, form_y=axis.form
+    )
     return Figure(column, svg, legend)
 
 
@@ -210,9 +221,12 @@ def line_plot(found: TableResults) -> PlotSection | None:
     """Rows as lines over the columns' values, ours and the paper's."""
     columns = [column for column in found.reproduction.columns if column.name in found.columns]
     columns = sorted(columns, key=lambda column: column.value or 0.0)
-    names, values = [column.name for column in columns], np.array([column.value for column in columns], dtype=float)
+    names = [column.name for column in columns]
+    values = np.array([column.value for column in columns], dtype=float)
     positive = values[values > 0]
-    even = len(positive) > 0 and positive.max() > EVEN * (positive.min() if len(positive) == len(values) else 1e-9)
+    even = len(positive) > 0 and positive.max() > EVEN * (
+        positive.min() if len(positive) == len(values) else 1e-9
+    )
     x = np.arange(len(values), dtype=float) if even else values
     ours, paper = list[Line](), list[Line]()
     for row in found.rows:
@@ -222,7 +236,9 @@ def line_plot(found: TableResults) -> PlotSection | None:
             band = np.nan_to_num(deviations) if np.isfinite(deviations).any() else None
             ours.append(Line(row, x, y, style, band))
         if np.isfinite(printed).any():
-            paper.append(Line(f"{row}, paper", x, printed, replace(style, dash=(3, 2), filled=False)))
+            paper.append(
+                Line(f"{row}, paper", x, printed, replace(style, dash=(3, 2), filled=False))
+            )
     if not ours:
         return None
     bands = len(ours) <= BANDS
@@ -232,10 +248,17 @@ def line_plot(found: TableResults) -> PlotSection | None:
     title = f"{axis.title} by {across or 'column'}"
     alt = f"{title}; at the last value {axis.ends(lines)}."
     known = levels(found, found.columns) if axis.metric.drawn == axis.metric else []
-    svg, legend = plots.chart("columns", alt, lines, known, across=across, form_y=axis.form, ticks=ticks)
-    caption = f"Filled: ours, mean over seeds{' ± s.d.' if bands else ''}; hollow and dashed: the paper's."
+    svg, legend = plots.chart(
+        "columns", alt, lines, known, across=across, form_y=axis.form, ticks=ticks
+    )
+    caption = (
+        f"Filled: ours, mean over seeds{' ± s.d.' if bands else ''}; hollow and dashed: the "
+        "paper's."
+    )
     caption += " Values are spaced evenly." if even else ""
-    return PlotSection("columns", PageSection(f"By {across}", figures=[Figure(title, svg, legend, caption)]))
+    return PlotSection(
+        "columns", PageSection(f"By {across}", figures=[Figure(title, svg, legend, caption)])
+    )
 
 
 def bar_plot(found: TableResults) -> PlotSection | None:
@@ -249,19 +272,31 @@ def bar_plot(found: TableResults) -> PlotSection | None:
             continue
         series = [Dots("ours, mean over seeds ± s.d.", ours, series_style(0), deviations)]
         if np.isfinite(paper).any():
-            series.append(Dots("the paper's", paper, replace(series_style(1), shape="diamond", filled=False)))
-        means = [f"{name} {axis.text(y)}" for name, y in zip(names, ours, strict=True) if np.isfinite(y)]
+            series.append(
+                Dots("the paper's", paper, replace(series_style(1), shape="diamond", filled=False))
+            )
+        means = [
+            f"{name} {axis.text(y)}" for name, y in zip(names, ours, strict=True) if np.isfinite(y)
+        ]
         alt = f"{column}: {fmt.together(means)}."
-        svg, legend = plots.dots(f"bars {number}", alt, names, series, form=axis.form or (lambda value: f"{value:.3g}"))
+        svg, legend = plots.dots(
+            f"bars {number}", alt, names, series, form=axis.form or (lambda value: f"{value:.3g}")
+        )
         figures.append(Figure(column, svg))
     text = f"{axis.title}; the number beside a row is ours."
     return picture("bars", "Side by side", text, figures, legend=legend)
 
 
-def _means(found: TableResults, cells: Sequence[tuple[str, str]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Raw means over seeds, their deviations, and the paper's means, (cells,) each; nan if unknown."""
+def _means(
+    found: TableResults, cells: Sequence[tuple[str, str]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Raw means over seeds, their deviations, and the paper's means, (cells,) each;
+    nan if unknown.
+    """
     numbers = [found.numbers.get(cell) for cell in cells]
-    values = [(n.mean, n.deviation, n.paper and n.paper[0]) if n else (None, None, None) for n in numbers]
+    values = [
+        (n.mean, n.deviation, n.paper and n.paper[0]) if n else (None, None, None) for n in numbers
+    ]
     raw = np.array(values, dtype=float).reshape(len(cells), 3) / found.unit.factor
     raw[~np.isfinite(raw)] = np.nan
     return raw[:, 0], raw[:, 1], raw[:, 2]
@@ -278,46 +313,70 @@ def partition_plot(found: TableResults) -> PlotSection | None:
         if held.parties is None:
             counts, names, parties = np.array(held.counts), list[str](), [*run.names]
         else:
-            known = [p for p in held.parties.parties if p.unaligned_counts is not None and p.unaligned]
-            counts = np.array([held.parties.aligned_counts, *(p.unaligned_counts for p in known)], dtype=int)
+            known = [
+                p for p in held.parties.parties if p.unaligned_counts is not None and p.unaligned
+            ]
+            counts = np.array(
+                [held.parties.aligned_counts, *(p.unaligned_counts for p in known)], dtype=int
+            )
             parties = names = ["aligned", *(p.name for p in known)]
         kinds = fmt.times(counts.shape[1], "class", "classes")
-        alt = f"{column}: rows of {kinds} at {fmt.times(len(counts), 'holder')}, at most {counts.max()} in a cell."
+        alt = (
+            f"{column}: rows of {kinds} at {fmt.times(len(counts), 'holder')}, at most "
+            f"{counts.max()} in a cell."
+        )
         svg = class_counts(f"partition {number}", alt, counts, held.classes, names)
-        figures.append(Figure(column, svg, (rows_legend(int(counts.max())),), wide=len(counts) > 20))
+        figures.append(
+            Figure(column, svg, (rows_legend(int(counts.max())),), wide=len(counts) > 20)
+        )
         rows += [
             (column, run.summary.seed, party, kind, int(count))
             for party, line in zip(parties, counts, strict=True)
             for kind, count in zip(held.classes, line, strict=True)
         ]
     text = "Training rows by class and holder in the first seed; other seeds have other partitions."
-    return picture("partition", "Partition", text, figures, ("column", "seed", "party", "class", "rows"), rows)
+    return picture(
+        "partition", "Partition", text, figures, ("column", "seed", "party", "class", "rows"), rows
+    )
 
 
 def mixing_plot(found: TableResults) -> PlotSection | None:
     """The mixing weights of each client, for the first row that records them."""
     figures, rows, row = list[Figure](), list[Sequence[Any]](), ""
     for column in found.columns:
-        mixed = [name for name in found.rows if (run := _first(found, column, name)) is not None and run.mixing]
+        mixed = [
+            name
+            for name in found.rows
+            if (run := _first(found, column, name)) is not None and run.mixing
+        ]
         row = row or (mixed[0] if mixed else "")
         run = _first(found, column, row) if row in mixed else None
         section = None if run is None else mixing_of_run(run)
         if run is None or section is None:
             continue
-        figures += [replace(figure, title=f"{column}: {figure.title}") for figure in section.figures[:1]]
+        figures += [
+            replace(figure, title=f"{column}: {figure.title}") for figure in section.figures[:1]
+        ]
         rows += [
             (row, column, run.summary.seed, round, run.names[i], run.names[j], float(weights[i, j]))
             for round, weights in run.mixing.items()
             for i, j in np.argwhere(weights > 0)
         ]
     header = ("row", "column", "seed", "round", "party", "other", "weight")
-    return picture("mixing", "Chosen neighbours", f"{row} in the first seed.", figures, header, rows)
+    return picture(
+        "mixing", "Chosen neighbours", f"{row} in the first seed.", figures, header, rows
+    )
 
 
 def _first(found: TableResults, column: str, row: str | None = None) -> Run | None:
     """The run with the lowest seed in a column, of one row or of all."""
     names = found.rows if row is None else [row]
-    runs = [run for name in names if (name, column) in found.places for run in found.places[name, column].runs]
+    runs = [
+        run
+        for name in names
+        if (name, column) in found.places
+        for run in found.places[name, column].runs
+    ]
     return min(runs, key=lambda run: run.summary.seed, default=None)
 
 

@@ -9,7 +9,18 @@ from markupsafe import Markup, escape
 
 from fedloom.report.page import Figure, Key
 from fedloom.report.styles import SeriesStyle
-from fedloom.report.svg import GRID, INK, PAPER, SERIES, SOFT, TEXT, VARIABLES, canvas, drawing, inline
+from fedloom.report.svg import (
+    GRID,
+    INK,
+    PAPER,
+    SERIES,
+    SOFT,
+    TEXT,
+    VARIABLES,
+    canvas,
+    drawing,
+    inline,
+)
 from fedloom_papers.claims import ClaimResult
 from fedloom_papers.verdicts import UNTESTED, VERDICTS, Verdict
 
@@ -29,8 +40,16 @@ STYLES: dict[Verdict, SeriesStyle] = {
 }
 PRINTED = SeriesStyle(INK, "diamond", None, filled=False)
 LEGEND, LETTER = 30, 7
-"""Pixels of a line of the legend above a figure in a file of its own, and of a letter in it at most."""
-LIGHT = {INK: "#1b1b1b", SOFT: "#666666", GRID: "#dddddd", PAPER: "#ffffff", **{color: color for color in SERIES}}
+"""Pixels of a line of the legend above a figure in a file of its own, and of a letter in it at
+most.
+"""
+LIGHT = {
+    INK: "#1b1b1b",
+    SOFT: "#666666",
+    GRID: "#dddddd",
+    PAPER: "#ffffff",
+    **{color: color for color in SERIES},
+}
 """Colors of a figure in a file of its own."""
 
 
@@ -46,7 +65,10 @@ def forest(slug: str, claims: Sequence[tuple[ClaimResult, str]]) -> tuple[Markup
     The claimed side is right; a claim of less is mirrored.
     """
     names = [f"{claim.text} ({claim.bed})" for claim, _ in claims]
-    labels = [textwrap.wrap(f"{claims[i][1]}: {name}", LABEL, break_on_hyphens=False) for i, name in enumerate(names)]
+    labels = [
+        textwrap.wrap(f"{claims[i][1]}: {name}", LABEL, break_on_hyphens=False)
+        for i, name in enumerate(names)
+    ]
     heights = [LINE * len(label) + ROW for label in labels]
     centres = np.cumsum(heights) - np.array(heights) / 2
     total = float(sum(heights))
@@ -66,11 +88,21 @@ def forest(slug: str, claims: Sequence[tuple[ClaimResult, str]]) -> tuple[Markup
         axes.hlines(y, *ends, color=style.color, linewidth=2.2, zorder=3, clip_on=False)
         for end, cut, arrow in ((low, -reach, "<"), (high, reach, ">")):
             if abs(end) > reach and np.sign(end) == np.sign(cut):
-                axes.plot([cut], [y], marker=arrow, color=style.color, markersize=7, clip_on=False, zorder=3)
+                axes.plot(
+                    [cut],
+                    [y],
+                    marker=arrow,
+                    color=style.color,
+                    markersize=7,
+                    clip_on=False,
+                    zorder=3,
+                )
         if abs(mean) <= reach:
             axes.plot([mean], [y], **style.options(9), zorder=5)
         if claim.printed is not None:
-            axes.plot([np.clip(sign * claim.printed, -reach, reach)], [y], **PRINTED.options(9), zorder=4)
+            axes.plot(
+                [np.clip(sign * claim.printed, -reach, reach)], [y], **PRINTED.options(9), zorder=4
+            )
         at = {
             "xycoords": ("axes fraction", "data"),
             "textcoords": "offset points",
@@ -80,7 +112,9 @@ def forest(slug: str, claims: Sequence[tuple[ClaimResult, str]]) -> tuple[Markup
         for number, line in enumerate(label):
             up = LINE * ((len(label) - 1) / 2 - number)
             axes.annotate(line, (0, y), xytext=(-12, up), ha="right", color=INK, **at)
-        text = f"not tested:\n{claim.gate}" if claim.gate else claim.verdict.replace(" than", "\nthan")
+        text = (
+            f"not tested:\n{claim.gate}" if claim.gate else claim.verdict.replace(" than", "\nthan")
+        )
         axes.annotate(text, (1, y), xytext=(12, 0), ha="left", ma="left", color=style.color, **at)
     axes.axvline(0, color=SOFT, linewidth=1.2, zorder=2)
     axes.set_xlim(-reach, reach)
@@ -89,15 +123,21 @@ def forest(slug: str, claims: Sequence[tuple[ClaimResult, str]]) -> tuple[Markup
     axes.tick_params(labeltop=True)  # a plot may be several screens high
     axes.set_xlabel("percentage points; the claimed side is right of zero")
     axes.grid(axis="x", color=GRID, linewidth=0.8)
-    shown = [verdict for verdict in VERDICTS if any(claim.verdict == verdict for claim, _ in claims)]
-    alt = "; ".join(f"{label[0]} {claim.found}" for (claim, _), label in zip(claims, labels, strict=True))
+    shown = [
+        verdict for verdict in VERDICTS if any(claim.verdict == verdict for claim, _ in claims)
+    ]
+    alt = "; ".join(
+        f"{label[0]} {claim.found}" for (claim, _), label in zip(claims, labels, strict=True)
+    )
     keys = (*(STYLES[verdict].key(verdict) for verdict in shown), PRINTED.key("the paper's effect"))
     return inline(figure, slug, alt), keys
 
 
 def file_of(figure: Figure) -> str:
     """A figure as an SVG file of its own, in light colors, with its legend above it."""
-    text = str(figure.svg).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" ', 1)
+    text = str(figure.svg).replace(
+        "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" ', 1
+    )
     if figure.legend:
         placed, start, down = [], 10, 0
         for key in figure.legend:
@@ -108,13 +148,17 @@ def file_of(figure: Figure) -> str:
             start += width + 20
         above, parts = LEGEND + down, []
         for key, left, down in placed:
-            parts.append(str(key.sample).replace("<svg ", f'<svg x="{left}" y="{7 + down - above}" ', 1))
+            parts.append(
+                str(key.sample).replace("<svg ", f'<svg x="{left}" y="{7 + down - above}" ', 1)
+            )
             at = f'x="{left + 34}" y="{18 + down - above}" font-size="{TEXT:.0f}"'
             parts.append(f'<text {at} fill="{VARIABLES[INK]}">{escape(key.text)}</text>')
         higher = r'viewBox="0 0 (\d+) (\d+)"([^>]*>)'
         text = re.sub(
             higher,
-            lambda found: f'viewBox="0 {-above} {found[1]} {int(found[2]) + above}"{found[3]}{"".join(parts)}',
+            lambda found: (
+                f'viewBox="0 {-above} {found[1]} {int(found[2]) + above}"{found[3]}{"".join(parts)}'
+            ),
             text,
             count=1,
         )

@@ -1,4 +1,6 @@
-"""The outcome of each reproduction as a file, a page for each paper's questions, and an overview of a few."""
+"""The outcome of each reproduction as a file, a page for each paper's questions, and an overview of
+a few.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +32,9 @@ MARKDOWN_OF_ALL, JSON = "claims.md", "claims.json"
 OVERVIEW = "overview.svg"
 SYSTEM_NAMES = {"fedal": "FedAL", "afind": "AFIND+", "evfl": "Proto-EVFL", "augfl": "AugFL"}
 ONCE = (
-    "A question is one comparison of methods; its settings are its rows, and rows that the same runs decide say so. "
-    "Beside a verdict stand what owners reach alone, what the table's oracle reaches, and the method's own diagnoses."
+    "A question is one comparison of methods; its settings are its rows, and rows that the same "
+    "runs decide say so. Beside a verdict stand what owners reach alone, what the table's oracle "
+    "reaches, and the method's own diagnoses."
 )
 FACTS = "Facts, bytes and formulas"
 MAP = "Where the headline claim holds"
@@ -80,7 +83,9 @@ def dumped(value: Outcome | Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def read_outcomes(folder: Path) -> tuple[list[Outcome], list[str]]:
-    """All outcomes in subfolders, in the order of the papers; and the problems of unreadable files."""
+    """All outcomes in subfolders, in the order of the papers; and the problems of
+    unreadable files.
+    """
     found, problems = list[Outcome](), list[str]()
     for path in sorted(folder.glob(f"*/{FILE}")):
         try:
@@ -88,15 +93,21 @@ def read_outcomes(folder: Path) -> tuple[list[Outcome], list[str]]:
             dumped(outcome)  # a number such as 1e999 cannot be written again
             found.append(outcome)
         except (OSError, ValueError):
-            problems.append(f"{path.parent.name}/{path.name} is damaged. Repeat its fedloom reproduce.")
+            problems.append(
+                f"{path.parent.name}/{path.name} is damaged. Repeat its fedloom reproduce."
+            )
     order = {name: number for number, name in enumerate(shipped())}
     papers = [*SYSTEMS]
-    found.sort(key=lambda one: (papers.index(one.system), order.get(one.name, len(order)), one.name))
+    found.sort(
+        key=lambda one: (papers.index(one.system), order.get(one.name, len(order)), one.name)
+    )
     return found, problems
 
 
 def repeated(outcomes: Sequence[Outcome]) -> Iterator[Line]:
-    """Every claim, with the place where the same runs were compared in the same way before, if any."""
+    """Every claim, with the place where the same runs were compared in the same way
+    before, if any.
+    """
     seen: dict[str, str] = {}
     for one in outcomes:
         for claim in one.claims:
@@ -105,8 +116,9 @@ def repeated(outcomes: Sequence[Outcome]) -> Iterator[Line]:
 
 
 def write_index(target: Path) -> Path:
-    """Write the overview, `claims.md`, `claims.json`, a page for each paper in a folder of its own, and the figures of
-    all outcomes in subfolders; returns the overview."""
+    """Write the overview, `claims.md`, `claims.json`, a page for each paper in a folder of its own,
+    and the figures of all outcomes in subfolders; returns the overview.
+    """
     outcomes, problems = read_outcomes(target)
     lines = list(repeated(outcomes))
     notes = [*problems, *_notes(outcomes)]
@@ -121,7 +133,9 @@ def write_index(target: Path) -> Path:
 
 
 def _write(folder: Path, page: Page, text: str, files: Mapping[str, str]) -> None:
-    """A page as HTML, as Markdown in the file `text`, and its figures by title; "" for any other title."""
+    """A page as HTML, as Markdown in the file `text`, and its figures by title; "" for any other
+    title.
+    """
     images: dict[str, list[tuple[Figure, str]]] = {}
     for section in page.sections:
         for figure in section.figures:
@@ -134,7 +148,11 @@ def _write(folder: Path, page: Page, text: str, files: Mapping[str, str]) -> Non
 
 def _plain(outcome: Outcome, lines: Sequence[Line]) -> dict[str, Any]:
     """An outcome whose claims name the place where the same runs decided them before."""
-    claims = [{**asdict(claim), "same_runs_as": before or None} for one, claim, before in lines if one is outcome]
+    claims = [
+        {**asdict(claim), "same_runs_as": before or None}
+        for one, claim, before in lines
+        if one is outcome
+    ]
     return {**asdict(outcome), "claims": claims}
 
 
@@ -176,7 +194,9 @@ def _overview(outcomes: Sequence[Outcome], lines: Sequence[Line], notes: Sequenc
     columns = ("Question", "Place", "Bed", "Verdict", INTERVAL, "In all settings", "Beside it")
     table = PageTable("Questions that a reader asks first", columns, rows, words=7, prose=True)
     drawn = [(claim, SYSTEM_NAMES[one.system]) for one, claim in chosen if can_be_drawn(claim)]
-    figures = [Figure("A few questions", *forest("overview", drawn), CAPTION, wide=True)] if drawn else []
+    figures = (
+        [Figure("A few questions", *forest("overview", drawn), CAPTION, wide=True)] if drawn else []
+    )
     papers = _papers(outcomes)
     every = [
         cells(
@@ -194,30 +214,43 @@ def _overview(outcomes: Sequence[Outcome], lines: Sequence[Line], notes: Sequenc
     return Page(
         title="Reproduced tables and figures",
         subtitle=f"{fmt.capital(scale)} scale · {number}",
-        lead="What runs of published tables showed on the data that were at hand, and what could not be tested there.",
+        lead="What runs of published tables showed on the data that were at hand, and what could "
+        "not be tested there.",
         warning=" ".join(notes),
         sections=[
             PageSection("Papers", tables=[whole]),
-            PageSection("Questions", text=[ELSEWHERE] if rows else [], figures=figures, tables=[table] if rows else []),
+            PageSection(
+                "Questions",
+                text=[ELSEWHERE] if rows else [],
+                figures=figures,
+                tables=[table] if rows else [],
+            ),
             HOW,
         ],
-        footer=f"Made by fedloom {__version__}. {MARKDOWN_OF_ALL} has the page as Markdown, {JSON} all numbers.",
+        footer=f"Made by fedloom {__version__}. {MARKDOWN_OF_ALL} has the page as Markdown, {JSON} "
+        "all numbers.",
     )
 
 
 CAPTION = (
-    "Line: our 95 % interval. Marker: our mean. Hollow diamond: the paper's effect, where the data are the paper's. "
-    "An interval beyond 40 points is cut there, and ends in an arrow."
+    "Line: our 95 % interval. Marker: our mean. Hollow diamond: the paper's effect, where the "
+    "data are the paper's. An interval beyond 40 points is cut there, and ends in an arrow."
 )
-ELSEWHERE = "The last but one column has the smallest and the largest mean of all settings of the question."
+ELSEWHERE = (
+    "The last but one column has the smallest and the largest mean of all settings of the question."
+)
 
 
 def _elsewhere(system: str, claim: ClaimResult, lines: Sequence[Line]) -> str:
-    """`−1.5 to +0.6, 14 settings`: the means of all settings of a question, in points of an accuracy."""
+    """`−1.5 to +0.6, 14 settings`: the means of all settings of a question, in points of an
+    accuracy.
+    """
     means = [
         other.mean
         for one, other, before in lines
-        if not before and (one.system, other.question) == (system, claim.question) and can_be_drawn(other)
+        if not before
+        and (one.system, other.question) == (system, claim.question)
+        and can_be_drawn(other)
     ]
     known = [mean for mean in means if mean is not None]
     if len(known) < 2:
@@ -226,7 +259,9 @@ def _elsewhere(system: str, claim: ClaimResult, lines: Sequence[Line]) -> str:
     return f"{low} to {high}, {len(known)} settings"
 
 
-def _paper(system: str, own: Sequence[Outcome], lines: Sequence[Line], notes: Sequence[str]) -> Page:
+def _paper(
+    system: str, own: Sequence[Outcome], lines: Sequence[Line], notes: Sequence[str]
+) -> Page:
     """The questions of a paper, each with its settings as rows, and apart the facts."""
     mine = [line for line in lines if line[0].system == system]
     asked: dict[str, list[Line]] = {}
@@ -241,17 +276,27 @@ def _paper(system: str, own: Sequence[Outcome], lines: Sequence[Line], notes: Se
     columns = ("Question", "Setting", "Place", "Verdict", INTERVAL, "Beside it", "Seeds")
     table = PageTable("Each question once, with its settings", columns, rows, words=6, prose=True)
     facts = [_row(line, line[1].question) for line in mine if line[1].fact]
-    apart = PageTable("What messages and data are, whatever a method learns", columns, facts, words=6, prose=True)
-    drawn = [(c, one.place) for one, c, before in mine if not c.fact and not before and can_be_drawn(c)]
+    apart = PageTable(
+        "What messages and data are, whatever a method learns", columns, facts, words=6, prose=True
+    )
+    drawn = [
+        (c, one.place) for one, c, before in mine if not c.fact and not before and can_be_drawn(c)
+    ]
     figures = [Figure("Our intervals", *forest(system, drawn), CAPTION, wide=True)] if drawn else []
-    sections = [PageSection("Questions", text=[ONCE], figures=figures, tables=[table] if rows else [])]
+    sections = [
+        PageSection("Questions", text=[ONCE], figures=figures, tables=[table] if rows else [])
+    ]
     sections += [PageSection(FACTS, tables=[apart])] if facts else []
     shown = [each for one in own for each in one.maps]
     if shown:
         caption = "Difference in percentage points, mean over seeds, by reading and data."
         figure = Figure(MAP, *draw(f"{system}-map", shown), caption, wide=True)
-        sections.append(PageSection(MAP, text=[counted(shown)], figures=[figure], tables=[_legend(shown)]))
-    points = [PageCell(f"{one.place}, {one.title}", href=f"../{quote(one.name)}/{PAGE}") for one in own]
+        sections.append(
+            PageSection(MAP, text=[counted(shown)], figures=[figure], tables=[_legend(shown)])
+        )
+    points = [
+        PageCell(f"{one.place}, {one.title}", href=f"../{quote(one.name)}/{PAGE}") for one in own
+    ]
     every = PageTable(
         "All tables and figures",
         ("Place and title", "What was run"),
@@ -272,7 +317,9 @@ def _paper(system: str, own: Sequence[Outcome], lines: Sequence[Line], notes: Se
 
 def _ran(own: Sequence[Outcome]) -> str:
     """What was run of a paper, but for tables of facts alone, whose runs are short."""
-    learned = [one.ran for one in own if not one.claims or not all(claim.fact for claim in one.claims)]
+    learned = [
+        one.ran for one in own if not one.claims or not all(claim.fact for claim in one.claims)
+    ]
     return sentence(together(learned))
 
 
@@ -297,7 +344,9 @@ def _row(line: Line, question: str) -> list[PageCell]:
 
 
 def verdict_cell(claim: ClaimResult, before: str = "") -> PageCell:
-    """The verdict with its bed or the failed gate, and the place where the same runs decided it `before`."""
+    """The verdict with its bed or the failed gate, and the place where the same runs decided it
+    `before`.
+    """
     strong = claim.verdict != UNTESTED and not before
     return PageCell(claim.said, below=f"same runs as {before}" if before else "", strong=strong)
 
@@ -306,4 +355,8 @@ def seeds_cell(claim: ClaimResult) -> str:
     """`5`, or `5 of 7` if later seeds wait for the next look."""
     if not claim.seeds:
         return fmt.NONE
-    return f"{claim.counted} of {len(claim.seeds)}" if 0 < claim.counted < len(claim.seeds) else str(len(claim.seeds))
+    return (
+        f"{claim.counted} of {len(claim.seeds)}"
+        if 0 < claim.counted < len(claim.seeds)
+        else str(len(claim.seeds))
+    )

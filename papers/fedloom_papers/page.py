@@ -1,4 +1,6 @@
-"""The page of a reproduction: our numbers beside the paper's, its claims, figures and provenance."""
+"""The page of a reproduction: our numbers beside the paper's, its claims, figures and
+provenance.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +19,16 @@ from fedloom_papers import table
 from fedloom_papers.archive import Archive
 from fedloom_papers.claims import ClaimResult, check_claims
 from fedloom_papers.figures import PlotSection, pictures, row_style
-from fedloom_papers.index import FILE, INTERVAL, MARKDOWN, PAGE, Outcome, dumped, seeds_cell, verdict_cell
+from fedloom_papers.index import (
+    FILE,
+    INTERVAL,
+    MARKDOWN,
+    PAGE,
+    Outcome,
+    dumped,
+    seeds_cell,
+    verdict_cell,
+)
 from fedloom_papers.keys import archive_key
 from fedloom_papers.multiverse import maps
 from fedloom_papers.ran import ran, sentence
@@ -42,7 +53,8 @@ def write(
     archive: Archive | None = None,
     key_of: Callable[[RunConfig], str] = archive_key,
 ) -> Outcome:
-    """Write `index.html`, `table.md`, `table.csv`, a CSV file for some pictures, and `outcome.json`.
+    """Write `index.html`, `table.md`, `table.csv`, a CSV file for some pictures, and
+    `outcome.json`.
 
     Args:
         cells: the selected cells.
@@ -54,7 +66,9 @@ def write(
         key_of: the digest of a run, by which it is archived.
     """
     archived = archive.usable(scale, target.name, reproduction) if archive else {}
-    found = gather(target.name, reproduction, scale, cells, folder_of, problems or {}, asked, archived, key_of)
+    found = gather(
+        target.name, reproduction, scale, cells, folder_of, problems or {}, asked, archived, key_of
+    )
     if archive:
         archive.add(scale, target.name, found.records.values())
     claims = check_claims(reproduction.claims, found)
@@ -78,14 +92,26 @@ def _outcome(found: TableResults, claims: tuple[ClaimResult, ...]) -> Outcome:
         done = "all" if not place.missing else "some" if place.records else "none"
         kinds["untestable" if place.cell.untestable else done] += 1
     r = found.reproduction
-    versions = tuple(sorted({str(one.environment.get("fedloom")) for one in found.records.values()}))
+    versions = tuple(
+        sorted({str(one.environment.get("fedloom")) for one in found.records.values()})
+    )
     about = found.name, r.title, r.place, r.system, found.scale
     return Outcome(
-        *about, claims, kinds, len(found.records), found.seconds, versions, found.asked, maps(found), ran(found)
+        *about,
+        claims,
+        kinds,
+        len(found.records),
+        found.seconds,
+        versions,
+        found.asked,
+        maps(found),
+        ran(found),
     )
 
 
-def page(found: TableResults, claims: Sequence[ClaimResult], shown: Sequence[PlotSection], target: Path) -> Page:
+def page(
+    found: TableResults, claims: Sequence[ClaimResult], shown: Sequence[PlotSection], target: Path
+) -> Page:
     """The page, to be written to the folder `target`."""
     r = found.reproduction
     sections = [_numbers(found)]
@@ -100,7 +126,8 @@ def page(found: TableResults, claims: Sequence[ClaimResult], shown: Sequence[Plo
         warning=" ".join(_warnings(found)),
         tiles=list(_tiles(found)),
         sections=sections,
-        footer=f"Made by fedloom {__version__} from the folders of the runs. The numbers are in {NUMBERS}"
+        footer=f"Made by fedloom {__version__} from the folders of the runs. The numbers are in "
+        f"{NUMBERS}"
         + "".join(f", {picture.name}.csv" for picture in shown if picture.header)
         + f"; {MARKDOWN} has the page as Markdown.",
     )
@@ -110,7 +137,11 @@ def _tiles(found: TableResults) -> Iterator[Tile]:
     measured = sum(number.mean is not None for number in found.numbers.values())
     yield Tile("Cells", f"{measured} of {len(found.places)}", "measured")
     yield Tile("Seeds", fmt.span(seeds(found)) if seeds(found) else fmt.NONE, "per cell")
-    yield Tile("Time", fmt.duration(found.seconds), f"total wall time of {fmt.times(len(found.records), 'run')}")
+    yield Tile(
+        "Time",
+        fmt.duration(found.seconds),
+        f"total wall time of {fmt.times(len(found.records), 'run')}",
+    )
 
 
 def _numbers(found: TableResults) -> PageSection:
@@ -120,11 +151,18 @@ def _numbers(found: TableResults) -> PageSection:
     rows = [_row(found, row) for row in found.rows]
     chances = [table.chance(found, column) for column in found.columns]
     if any(chances):
-        rows.append(cells(PageCell("chance", "always the most frequent class"), *(c or fmt.NONE for c in chances)))
+        rows.append(
+            cells(
+                PageCell("chance", "always the most frequent class"),
+                *(c or fmt.NONE for c in chances),
+            )
+        )
     corner = f"By {r.across}" if r.across else "Row"
     shown = PageTable(table.caption(found), [corner, *map(found.heading, found.columns)], rows)
     tables = [shown, *_printed(found)]
-    return PageSection("Numbers", text=text, tables=tables, points=[*untestable(found), *missing(found)])
+    return PageSection(
+        "Numbers", text=text, tables=tables, points=[*untestable(found), *missing(found)]
+    )
 
 
 def _printed(found: TableResults) -> Iterator[PageTable]:
@@ -133,7 +171,9 @@ def _printed(found: TableResults) -> Iterator[PageTable]:
     rows = [
         cells(row, *(table.printed(found, row, column) for column in columns))
         for row in found.rows
-        if any(found.numbers[at].paper for column in columns if (at := (row, column)) in found.numbers)
+        if any(
+            found.numbers[at].paper for column in columns if (at := (row, column)) in found.numbers
+        )
     ]
     if rows:
         caption = "The paper's numbers for these columns, on its own data, which were not used here"
@@ -150,7 +190,11 @@ def _row(found: TableResults, row: str) -> list[PageCell]:
             continue
         best = found.numbers[at].mean is not None and row in found.best(column)
         below = table.theirs(found, *at)
-        shown.append(PageCell(table.ours(found, *at), title=found.places[at].remark, below=below, strong=best))
+        shown.append(
+            PageCell(
+                table.ours(found, *at), title=found.places[at].remark, below=below, strong=best
+            )
+        )
     return shown
 
 
@@ -168,14 +212,30 @@ def _claims(claims: Sequence[ClaimResult]) -> PageSection:
         )
         for c in claims
     ]
-    columns = ("Claim", "Compared", "Verdict", INTERVAL, "Beside it", "Seeds", "Differences by seed")
-    shown = PageTable("The paper's claims about these results, tested on our runs", columns, rows, words=7, prose=True)
+    columns = (
+        "Claim",
+        "Compared",
+        "Verdict",
+        INTERVAL,
+        "Beside it",
+        "Seeds",
+        "Differences by seed",
+    )
+    shown = PageTable(
+        "The paper's claims about these results, tested on our runs",
+        columns,
+        rows,
+        words=7,
+        prose=True,
+    )
     return PageSection("Claims", text=[RULE], tables=[shown])
 
 
 def _each_seed(claim: ClaimResult) -> str:
     unit = Unit(claim.unit)
-    return ", ".join("infinite" if value is None else unit.difference(value) for value in claim.seeds.values())
+    return ", ".join(
+        "infinite" if value is None else unit.difference(value) for value in claim.seeds.values()
+    )
 
 
 def _warnings(found: TableResults) -> Iterator[str]:
@@ -183,10 +243,16 @@ def _warnings(found: TableResults) -> Iterator[str]:
     yield from found.asked.warnings(found.reproduction.scale(found.scale).seeds)
     planned = {one.folder for _, one in found.attempts}
     if lacking := len(planned) - len(found.records):
-        yield f"{lacking} of {len(planned)} runs are missing, and with them the results that need them."
+        yield (
+            f"{lacking} of {len(planned)} runs are missing, and with them the results that need "
+            "them."
+        )
     versions = sorted({str(one.environment.get("fedloom")) for one in found.records.values()})
     if len(versions) > 1:
-        yield f"The runs used several versions of fedloom ({fmt.together(versions)}), which may explain differences."
+        yield (
+            f"The runs used several versions of fedloom ({fmt.together(versions)}), which may "
+            "explain differences."
+        )
 
 
 def _provenance(found: TableResults) -> PageSection:
@@ -220,9 +286,14 @@ def _facts(found: TableResults) -> Iterator[tuple[str, str]]:
     yield "Configs", f"{len(configs)}: {', '.join(configs[:8])}{', …' * (len(configs) > 8)}"
     tests = {(one.dataset, one.test_sha256 or "") for one in records}
     used = fmt.together(sorted({dataset for dataset, _ in tests}))
-    yield "Data", f"{used}; {fmt.times(len(tests), 'fingerprint')} of test rows, by run in the archive"
+    yield (
+        "Data",
+        f"{used}; {fmt.times(len(tests), 'fingerprint')} of test rows, by run in the archive",
+    )
     yield "Machine", f"{each('platform')}, {each('processor')}, {each('cores')} cores"
-    if accelerators := {str(one.environment["cuda"]) for one in records if one.environment.get("cuda")}:
+    if accelerators := {
+        str(one.environment["cuda"]) for one in records if one.environment.get("cuda")
+    }:
         yield "Accelerator", fmt.together(sorted(accelerators))
     yield "Wall time", fmt.duration(found.seconds)
     sizes = {to: sum(one.bytes[to] for one in records) for to in ("up", "down", "across")}
@@ -234,7 +305,9 @@ def _runs(found: TableResults, target: Path) -> PageSection:
     """Each run: cell, seed, value, hash and folder."""
     rows = []
     for place, one in found.attempts:
-        number = found.numbers[place.cell.row.name, place.cell.column.name].by_seed.get(one.config.seed)
+        number = found.numbers[place.cell.row.name, place.cell.column.name].by_seed.get(
+            one.config.seed
+        )
         folder = quote(Path(os.path.relpath(one.folder, target)).as_posix())
         report = "report.html" if (one.folder / "report.html").is_file() else ""
         link = PageCell("archived" if one.record else one.problem)
@@ -243,8 +316,19 @@ def _runs(found: TableResults, target: Path) -> PageSection:
         value = fmt.NONE if number is None else found.unit.number(number)
         state = (one.record.state_sha256 if one.record else None) or fmt.NONE
         seconds = fmt.duration(one.record.seconds) if one.record else fmt.NONE
-        row = (place.cell.row.name, place.cell.column.name, link, str(one.config.seed), value, seconds)
+        row = (
+            place.cell.row.name,
+            place.cell.column.name,
+            link,
+            str(one.config.seed),
+            value,
+            seconds,
+        )
         rows.append(cells(*row, PageCell(state[:12], state)))
     columns = ("Row", "Column", "Folder", "Seed", table.title(found), "Time", "State hash")
-    every = PageTable("config.toml in a folder repeats its run: fedloom run config.toml", columns, rows, words=3)
-    return PageSection("Runs", details=[Details(f"All {len(rows)} runs", table=every)] if rows else [])
+    every = PageTable(
+        "config.toml in a folder repeats its run: fedloom run config.toml", columns, rows, words=3
+    )
+    return PageSection(
+        "Runs", details=[Details(f"All {len(rows)} runs", table=every)] if rows else []
+    )

@@ -55,13 +55,14 @@ class Plan:
     Attributes:
         out: the output folder.
         pages: the folder of all pages; changed settings or a selection have a separate one.
-        digests: digest of every run by its settings as JSON, taken at planning time, because a method page may be
-            edited while runs are in progress.
-        settings: likewise, digest in the archive of every run, by the settings that its table gives: equal runs of two
-            tables differ there if one gives a default.
+        digests: digest of every run by its settings as JSON, taken at planning time, because a
+            method page may be edited while runs are in progress.
+        settings: likewise, digest in the archive of every run, by the settings that its table
+            gives: equal runs of two tables differ there if one gives a default.
         problems: reasons why a table or figure cannot be run, by name.
         archive: the archive of finished runs.
-        archived: digests of the runs for which each of these tables and figures finds in it what it needs.
+        archived: digests of the runs for which each of these tables and figures finds in it what it
+            needs.
     """
 
     out: Path
@@ -91,11 +92,15 @@ class Plan:
     def finished(self) -> set[str]:
         """The digests of finished runs, here or in the archive."""
         return {
-            key for key, run in self.runs.items() if key in self.archived or is_finished(run, self.out / "runs" / key)
+            key
+            for key, run in self.runs.items()
+            if key in self.archived or is_finished(run, self.out / "runs" / key)
         }
 
     def uses(self, run: RunConfig) -> list[tuple[Planned, Cell]]:
-        """The tables and figures that need a run, of any seed, each with its first cell that does."""
+        """The tables and figures that need a run, of any seed, each with its first
+        cell that does.
+        """
         return [*self._cells.get(_without_seed(run), {}).values()]
 
     def title(self, run: RunConfig) -> str:
@@ -113,7 +118,9 @@ class Plan:
         return found
 
     def archiving(self, progress: Callable[[Standing], None]) -> Callable[[Standing], None]:
-        """`progress` that first archives a run that has just finished, because a long command may be killed."""
+        """`progress` that first archives a run that has just finished, because a long command may
+        be killed.
+        """
 
         def archive(job: Job) -> None:
             try:
@@ -123,7 +130,9 @@ class Plan:
             for one, cell in self.uses(job.run):
                 own = cell.runs[0].model_copy(update={"seed": job.run.seed})
                 key = self.settings.get(_given(own)) or archive_key(own)
-                self.archive.add(one.scale, one.name, [record_of(run, own, key, cell.name, one.reproduction)])
+                self.archive.add(
+                    one.scale, one.name, [record_of(run, own, key, cell.name, one.reproduction)]
+                )
 
         def archive_and_show(standing: Standing) -> None:
             if standing.ended and standing.ended.state == "finished":
@@ -145,7 +154,8 @@ def reproductions(names: Sequence[str], every: bool = False) -> dict[str, Reprod
     """Tables and figures by name, in the given order.
 
     Args:
-        names: of a table or figure, such as `fedal-table-6`; of a paper, such as `fedal`; or a TOML file.
+        names: of a table or figure, such as `fedal-table-6`; of a paper, such as `fedal`; or a TOML
+            file.
         every: whether to add all that fedloom ships.
 
     Raises:
@@ -194,8 +204,8 @@ def plan(
         out: the output folder.
         scale: small or paper.
         seeds: number of seeds, from 0; None for that of the scale.
-        only: patterns of rows, columns or `row @ column`, with * and ?; empty for all. Each must match; tables without
-            a match are dropped.
+        only: patterns of rows, columns or `row @ column`, with * and ?; empty for all. Each must
+            match; tables without a match are dropped.
         change: settings that override all others.
         device: torch device of the workers; None for that of the settings.
         archive: the folder of the archive; None for one in `out`.
@@ -205,17 +215,25 @@ def plan(
         DataError: the archive is damaged.
     """
     fitting = {
-        name: [pattern for pattern in only if any(matches_pattern(each, pattern) for each in one.names)]
+        name: [
+            pattern for pattern in only if any(matches_pattern(each, pattern) for each in one.names)
+        ]
         for name, one in found.items()
     }
     for pattern in only:
         if not any(pattern in each for each in fitting.values()):
             names = {name for one in found.values() for name in one.names}
-            raise ConfigError(f"--only {pattern!r} matches no row, column or cell.{did_you_mean(pattern, names)}")
+            raise ConfigError(
+                f"--only {pattern!r} matches no row, column or cell.{did_you_mean(pattern, names)}"
+            )
     asked = Selection(
-        (*dotted_settings(change or {}), *([f"engine.device={device}"] if device else [])), tuple(only), seeds
+        (*dotted_settings(change or {}), *([f"engine.device={device}"] if device else [])),
+        tuple(only),
+        seeds,
     )
-    pages = out / asked.folder(scale, max((one.scale(scale).seeds for one in found.values()), default=1))
+    pages = out / asked.folder(
+        scale, max((one.scale(scale).seeds for one in found.values()), default=1)
+    )
     planned, digests, given, problems = [], dict[str, str](), dict[str, str](), dict[str, str]()
     kept, archived, lacking = Archive(archive or out / "archive"), set[str](), set[str]()
     for name, one in found.items():
@@ -223,10 +241,14 @@ def plan(
             continue
         try:
             known = {*kept.usable(scale, name, one)}
-            cells = tuple(_on_device(cell, device) for cell in one.cells(scale, seeds, fitting[name], change))
+            cells = tuple(
+                _on_device(cell, device) for cell in one.cells(scale, seeds, fitting[name], change)
+            )
             if seeds is None:
                 cells = tuple(_with_finished_seeds(cell, known, out) for cell in cells)
-            every = [(run.model_dump_json(), _given(run), run) for cell in cells for run in cell.runs]
+            every = [
+                (run.model_dump_json(), _given(run), run) for cell in cells for run in cell.runs
+            ]
             digests |= {text: digest(run) for text, _, run in every if text not in digests}
             given |= {words: archive_key(run) for _, words, run in every if words not in given}
             runs = {digests[text]: run for text, _, run in every}
@@ -235,15 +257,22 @@ def plan(
         except FedloomError as error:
             problems[name] = str(error)
         else:
-            planned.append(Planned(name, one, scale, cells, runs, replace(asked, only=tuple(fitting[name]))))
-    return Plan(out, scale, pages, tuple(planned), digests, given, problems, kept, archived - lacking)
+            planned.append(
+                Planned(name, one, scale, cells, runs, replace(asked, only=tuple(fitting[name])))
+            )
+    return Plan(
+        out, scale, pages, tuple(planned), digests, given, problems, kept, archived - lacking
+    )
 
 
 def _on_device(cell: Cell, device: str | None) -> Cell:
     """The cell with its runs on a device, which this machine need not have."""
     if device is None:
         return cell
-    runs = [run.model_copy(update={"engine": run.engine.model_copy(update={"device": device})}) for run in cell.runs]
+    runs = [
+        run.model_copy(update={"engine": run.engine.model_copy(update={"device": device})})
+        for run in cell.runs
+    ]
     return replace(cell, runs=tuple(runs))
 
 
@@ -252,7 +281,10 @@ def _with_finished_seeds(cell: Cell, archived: Set[str], out: Path) -> Cell:
     runs = list(cell.runs)
     while runs:
         run = runs[0].model_copy(update={"seed": len(runs)})
-        if archive_key(run) not in archived and not (out / "runs" / digest(run) / "result.json").is_file():
+        if (
+            archive_key(run) not in archived
+            and not (out / "runs" / digest(run) / "result.json").is_file()
+        ):
             break
         runs.append(run)
     return replace(cell, runs=tuple(runs))
@@ -304,15 +336,28 @@ def run_plan(
     left = {key: run for key, run in runs.items() if key not in kept} if execute_runs else {}
     if lists := unlisted(left):
         raise DataError(
-            f"missing manifest: {', '.join(lists)}. Create it (see docs/vertical.md), or exclude its columns with "
-            "--only."
+            f"missing manifest: {', '.join(lists)}. Create it (see docs/vertical.md), or exclude "
+            "its columns with --only."
         )
     fetch(absent(left))
     each = dict(zip(runs, costs or [1.0] * len(runs), strict=True))
-    here = {key: run for key, run in runs.items() if key in left or plan.folder(run).is_dir()} if left else left
-    jobs = [Job(run, plan.out / "runs" / key, plan.title(run), each[key], key) for key, run in here.items()]
+    here = (
+        {key: run for key, run in runs.items() if key in left or plan.folder(run).is_dir()}
+        if left
+        else left
+    )
+    jobs = [
+        Job(run, plan.out / "runs" / key, plan.title(run), each[key], key)
+        for key, run in here.items()
+    ]
     ended = run_all(
-        jobs, workers=workers, ray=ray, gpus=gpus, progress=plan.archiving(progress), stop=stop, execute=execute
+        jobs,
+        workers=workers,
+        ray=ray,
+        gpus=gpus,
+        progress=plan.archiving(progress),
+        stop=stop,
+        execute=execute,
     )
     problems = {one.job.folder: one.reason for one in ended if one.state == "failed"}
     from fedloom_papers.index import write_index
@@ -333,4 +378,6 @@ def run_plan(
         for one in plan.planned
     ]
     page = write_index(plan.pages)
-    return PlanOutcome(ended, outcomes, plan.pages / outcomes[0].name / page.name if len(outcomes) == 1 else page)
+    return PlanOutcome(
+        ended, outcomes, plan.pages / outcomes[0].name / page.name if len(outcomes) == 1 else page
+    )

@@ -1,4 +1,6 @@
-"""What was run: data, networks, clients and steps, and their share of the paper's, in one sentence."""
+"""What was run: data, networks, clients and steps, and their share of the paper's, in
+one sentence.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,7 +9,11 @@ from fedloom.report import formatting as fmt
 from fedloom_papers.results import TableResults
 from fedloom_papers.spec import Reproduction
 
-NETWORKS = {"mlp": "multilayer perceptrons", "linear": "linear models", "cnn": "small convolutional networks"}
+NETWORKS = {
+    "mlp": "multilayer perceptrons",
+    "linear": "linear models",
+    "cnn": "small convolutional networks",
+}
 """Plain names of the networks of the small scale, by the first word of a model's name."""
 
 
@@ -43,10 +49,16 @@ NOTHING = Ran()
 
 
 def ran(found: TableResults) -> Ran:
-    """What the runs of the table's cells used; the oracle's own number of clients and rows is left out."""
+    """What the runs of the table's cells used; the oracle's own number of clients and rows is left
+    out.
+    """
     about, vertical = found.reproduction, found.reproduction.system == "evfl"
     data, networks, units = dict[str, None](), dict[str, None](), dict[str, None]()
-    clients, rows, steps, shares, seeds = set[int](), set[int](), set[int](), set[float](), set[int]()
+    clients = set[int]()
+    rows = set[int]()
+    steps = set[int]()
+    shares = set[float]()
+    seeds = set[int]()
     for (row, column), place in found.places.items():
         if not place.records:
             continue
@@ -68,7 +80,17 @@ def ran(found: TableResults) -> Ran:
     ends = (tuple(sorted(values)) for values in (clients, rows, steps))
     called, of = "parties" if vertical else "clients", next(iter(units), "rounds")
     used, given, taken = ends
-    return Ran((*data,), (*networks,), used, called, given, taken, of, tuple(sorted(shares)), tuple(sorted(seeds)))
+    return Ran(
+        (*data,),
+        (*networks,),
+        used,
+        called,
+        given,
+        taken,
+        of,
+        tuple(sorted(shares)),
+        tuple(sorted(seeds)),
+    )
 
 
 def _paper_steps(about: Reproduction, row: str, column: str, unit: str) -> int | None:
@@ -90,7 +112,9 @@ def together(parts: Sequence[Ran]) -> Ran:
 
     first = parts[0] if parts else NOTHING
     data, networks = (tuple(map(str, every(name))) for name in ("data", "networks"))
-    clients, rows, steps, seeds = (tuple(map(int, ordered(name))) for name in ("clients", "rows", "steps", "seeds"))
+    clients, rows, steps, seeds = (
+        tuple(map(int, ordered(name))) for name in ("clients", "rows", "steps", "seeds")
+    )
     return Ran(
         data,
         networks,
@@ -105,8 +129,9 @@ def together(parts: Sequence[Ran]) -> Ran:
 
 
 def sentence(one: Ran) -> str:
-    """`Run here: Fashion-MNIST, with multilayer perceptrons, 6 clients with 200 rows each, 60 to 140 iterations (2 % of
-    the paper's), 5 to 10 seeds.`"""
+    """`Run here: Fashion-MNIST, with multilayer perceptrons, 6 clients with 200 rows each, 60 to
+    140 iterations (2 % of the paper's), 5 to 10 seeds.`
+    """
     if not one.data:
         return "Nothing was run here."
     kinds = dict.fromkeys(NETWORKS.get(name.partition("-")[0], name) for name in one.networks)

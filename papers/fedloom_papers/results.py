@@ -93,9 +93,13 @@ class CellValue:
 
     @property
     def deviation(self) -> float | None:
-        """The sample standard deviation over seeds; None below two seeds or if a value is infinite."""
+        """The sample standard deviation over seeds; None below two seeds or if a value
+        is infinite.
+        """
         values = [*self.by_seed.values()]
-        return float(np.std(values, ddof=1)) if len(values) > 1 and np.isfinite(values).all() else None
+        return (
+            float(np.std(values, ddof=1)) if len(values) > 1 and np.isfinite(values).all() else None
+        )
 
     @property
     def difference(self) -> float | None:
@@ -152,11 +156,16 @@ class TableResults:
         """The total wall time of the runs."""
         return sum(record.seconds for record in self.records.values())
 
-    def number(self, row: str, column: str, metric: RunMetric | None = None, unit: str | None = None) -> CellValue:
+    def number(
+        self, row: str, column: str, metric: RunMetric | None = None, unit: str | None = None
+    ) -> CellValue:
         """A metric of a cell in a unit; None for those of the table."""
         place = self.places[row, column]
         factor = self.unit.factor if unit is None else Unit(unit).factor
-        raw = {one.config.seed: one.value(metric or self.reproduction.measured) for one in place.attempts}
+        raw = {
+            one.config.seed: one.value(metric or self.reproduction.measured)
+            for one in place.attempts
+        }
         values = {seed: factor * value for seed, value in raw.items() if value is not None}
         ours, theirs = self._data(row, column)
         return CellValue(values, place.cell.published if metric is None else None, ours == theirs)
@@ -167,7 +176,9 @@ class TableResults:
         return {at: self.number(*at) for at in self.places}
 
     def best(self, column: str, *, paper: bool = False) -> set[str]:
-        """The rows with the best number of a column, ours or the paper's; none if fewer than two have one."""
+        """The rows with the best number of a column, ours or the paper's; none if fewer than two
+        have one.
+        """
         values = {}
         for row in self.rows:
             number = self.numbers.get((row, column))
@@ -178,8 +189,14 @@ class TableResults:
                 values[row] = shown
         if len(values) < 2:
             return set()
-        best = max(values.values()) if self.reproduction.better == "higher" else min(values.values())
-        return {row for row, value in values.items() if value == best} if math.isfinite(best) else set()
+        best = (
+            max(values.values()) if self.reproduction.better == "higher" else min(values.values())
+        )
+        return (
+            {row for row, value in values.items() if value == best}
+            if math.isfinite(best)
+            else set()
+        )
 
     def row(self, name: str) -> Row:
         """A row of the reproduction."""
@@ -190,13 +207,21 @@ class TableResults:
         at = next(one for one in self.reproduction.columns if one.name == column)
         if at.untestable.get(self.scale):
             return "", ""
-        ours, theirs = (self.reproduction.data(self.row(row), at, scale) for scale in (self.scale, SCALES[1]))
+        ours, theirs = (
+            self.reproduction.data(self.row(row), at, scale) for scale in (self.scale, SCALES[1])
+        )
         return ours, theirs
 
     def data_used(self, columns: Collection[str]) -> str:
-        """`Fashion-MNIST for CIFAR-10`: the data sets of columns, and the paper's if they differ."""
-        pairs = dict.fromkeys(self._data(self.rows[0], column) for column in self.columns if column in columns)
-        return ", ".join(ours if ours == theirs else f"{ours} for {theirs}" for ours, theirs in pairs if ours)
+        """`Fashion-MNIST for CIFAR-10`: the data sets of columns, and the paper's if
+        they differ.
+        """
+        pairs = dict.fromkeys(
+            self._data(self.rows[0], column) for column in self.columns if column in columns
+        )
+        return ", ".join(
+            ours if ours == theirs else f"{ours} for {theirs}" for ours, theirs in pairs if ours
+        )
 
     def beds(self, columns: Collection[str]) -> list[str]:
         """The data sets that were used in columns."""
@@ -206,7 +231,8 @@ class TableResults:
     def stands_in(self, columns: Collection[str]) -> bool:
         """Whether one of the columns was run on other data than the paper's."""
         return any(
-            ours != theirs for ours, theirs in (self._data(self.rows[0], c) for c in self.columns if c in columns)
+            ours != theirs
+            for ours, theirs in (self._data(self.rows[0], c) for c in self.columns if c in columns)
         )
 
     def heading(self, column: str) -> str:
@@ -215,13 +241,23 @@ class TableResults:
         if ours == theirs:
             return column
         name = re.compile(rf"(?<![\w-]){re.escape(theirs.split()[0])}(?![\w-])")
-        return name.sub(f"{ours} for {theirs.split()[0]}", column) if name.search(column) else f"{column}, {ours}"
+        return (
+            name.sub(f"{ours} for {theirs.split()[0]}", column)
+            if name.search(column)
+            else f"{column}, {ours}"
+        )
 
     def chance(self, column: str, metric: RunMetric | None = None) -> float | None:
-        """The accuracy in [0, 1] of always predicting the most frequent class, mean over a column's runs; None if it is
-        unknown or the metric is no accuracy."""
+        """The accuracy in [0, 1] of always predicting the most frequent class, mean over a column's
+        runs; None if it is unknown or the metric is no accuracy.
+        """
         name = str((metric or self.reproduction.measured).drawn)
-        records = [record for (_, at), place in self.places.items() if at == column for record in place.records]
+        records = [
+            record
+            for (_, at), place in self.places.items()
+            if at == column
+            for record in place.records
+        ]
         measured = [record for record in records if name in record.metrics]
         known = [record.chances[name] for record in measured if name in record.chances]
         return float(np.mean(known)) if known and len(known) == len(measured) else None
@@ -238,8 +274,10 @@ def gather(
     archived: Mapping[str, ArchivedRun] | None = None,
     key_of: Callable[[RunConfig], str] = archive_key,
 ) -> TableResults:
-    """Read the folders of all runs. An `Attempt` without a run says why: it failed (`problems` has the reason by
-    folder), or is missing, unfinished or damaged. For a run without a folder the archive has the numbers by digest."""
+    """Read the folders of all runs. An `Attempt` without a run says why: it failed (`problems` has
+    the reason by folder), or is missing, unfinished or damaged. For a run without a folder the
+    archive has the numbers by digest.
+    """
     known: dict[Path, Attempt] = {}
 
     def attempt_of(cell: Cell, config: RunConfig) -> Attempt:
@@ -248,10 +286,15 @@ def gather(
             run, problem = _read(folder, problems.get(folder, ""))
             key = key_of(config)
             record = None if run is None else record_of(run, config, key, cell.name, reproduction)
-            known[folder] = Attempt(config, folder, run, record or (archived or {}).get(key), problem)
+            known[folder] = Attempt(
+                config, folder, run, record or (archived or {}).get(key), problem
+            )
         return known[folder]
 
-    places = {(c.row.name, c.column.name): CellResults(c, tuple(attempt_of(c, run) for run in c.runs)) for c in cells}
+    places = {
+        (c.row.name, c.column.name): CellResults(c, tuple(attempt_of(c, run) for run in c.runs))
+        for c in cells
+    }
     return TableResults(name, reproduction, scale, places, asked)
 
 
@@ -286,4 +329,6 @@ def missing(found: TableResults) -> Iterator[str]:
         for one in place.missing:
             problems.setdefault(one.problem, []).append(str(one.config.seed))
         for problem, which in problems.items():
-            yield f"{place.cell.name}, seed{'s' * (len(which) > 1)} {fmt.together(which)}: {problem}"
+            yield (
+                f"{place.cell.name}, seed{'s' * (len(which) > 1)} {fmt.together(which)}: {problem}"
+            )

@@ -39,13 +39,20 @@ class Selection:
 
     def command(self, name: str, scale: Scale) -> str:
         """The command that repeats a table or figure."""
-        typed = ["fedloom", "reproduce", name if name in shipped() else f"{name}.toml", "--scale", scale]
+        typed = [
+            "fedloom",
+            "reproduce",
+            name if name in shipped() else f"{name}.toml",
+            "--scale",
+            scale,
+        ]
         typed += [word for pattern in self.only for word in ("--only", pattern)]
         typed += ["--seeds", str(self.seeds)] if self.seeds is not None else []
         return shlex.join([*typed, *(word for change in self.changes for word in ("-s", change))])
 
     def folder(self, scale: Scale, usual: int) -> str:
-        """The folder of the pages: the scale's, or a separate one if settings, cells or seeds differ from the files.
+        """The folder of the pages: the scale's, or a separate one if settings, cells or seeds
+        differ from the files.
 
         Args:
             usual: the largest number of seeds of the files.

@@ -1,11 +1,15 @@
-"""The shipped files of tables and figures. It imports nothing of fedloom, so that the command line may list them."""
+"""The shipped files of tables and figures. It imports nothing of fedloom, so that the command line
+may list them.
+"""
 
 from importlib import resources
 
 SYSTEMS = {
     "fedal": "FedAL: Black-Box Federated Knowledge Distillation Enabled by Adversarial Learning",
-    "afind": "Smart Sampling: Helping from Friendly Neighbors for Decentralized Federated Learning (AFIND+)",
-    "evfl": "Proto-EVFL: Enhanced Vertical Federated Learning via Dual Prototype with Extremely Unaligned Data",
+    "afind": "Smart Sampling: Helping from Friendly Neighbors for Decentralized Federated Learning "
+    "(AFIND+)",
+    "evfl": "Proto-EVFL: Enhanced Vertical Federated Learning via Dual Prototype with Extremely "
+    "Unaligned Data",
     "augfl": "AugFL: Augmenting Federated Learning with Pretrained Models",
 }
 """The papers, by the first word of a file's name."""

@@ -10,7 +10,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from fedloom.core.errors import ConfigError, did_you_mean
 from fedloom.core.problems import problems
@@ -76,8 +84,9 @@ class Row(_RowOrColumn):
     published: dict[str, float | tuple[float, float]] = Field(default_factory=dict)
     """The published value, or mean and standard deviation, by column, in the file's unit."""
     tuned: dict[Scale, int] = Field(default_factory=dict)
-    """Number of settings tried for it, judged on training or validation rows; 0 if not given. Rows are compared only
-    with rows of the same number."""
+    """Number of settings tried for it, judged on training or validation rows; 0 if not given. Rows
+    are compared only with rows of the same number.
+    """
 
 
 class Column(_RowOrColumn):
@@ -95,11 +104,17 @@ class Claim(_SpecModel):
     left: str
     """A row, averaged over `columns`, or a cell, `row @ column`."""
     right: str | float | tuple[str, ...]
-    """A row, a cell, or a number in the unit of the metric; or several rows or cells, for a claim about each."""
+    """A row, a cell, or a number in the unit of the metric; or several rows or cells, for a claim
+    about each.
+    """
     than: tuple[str, str] | None = None
-    """Rows or cells of a second difference, which is subtracted from the first: `left - right` grows."""
+    """Rows or cells of a second difference, which is subtracted from the first: `left - right`
+    grows.
+    """
     rule: Literal["more", "less", "within"] = "more"
-    """Left is more than right by at least `by`, less by at least `by`, or differs by no more than `by`."""
+    """Left is more than right by at least `by`, less by at least `by`, or differs by no more than
+    `by`.
+    """
     by: float = Field(0.0, ge=0)
     """The margin, in the unit of the metric; percentage points for shares."""
     times: float = Field(1.0, gt=0)
@@ -133,7 +148,9 @@ class Claim(_SpecModel):
     @property
     def sides(self) -> list[str]:
         """All rows and cells that it compares."""
-        return [side for side in (self.left, *self.rights, *(self.than or ())) if isinstance(side, str)]
+        return [
+            side for side in (self.left, *self.rights, *(self.than or ())) if isinstance(side, str)
+        ]
 
 
 class Multiverse(_SpecModel):
@@ -210,13 +227,17 @@ class Reproduction(_SpecModel):
     alone: str = ""
     """The row of owners that train alone, shown beside each verdict."""
     oracle: str = ""
-    """A row that bounds the possible gain, such as training on all rows, shown beside each verdict."""
+    """A row that bounds the possible gain, such as training on all rows, shown beside each verdict.
+    """
     diagnoses: tuple[str, ...] = ()
-    """Metrics of the claimed row that are shown beside each verdict, such as the accuracy of its discriminator."""
+    """Metrics of the claimed row that are shown beside each verdict, such as the accuracy of its
+    discriminator.
+    """
     pictures: tuple[str, ...] = ()
-    """Pictures to draw. curves: the metric by iteration. bytes: the metric by bytes sent. columns: rows as lines over
-    the columns' values. bars: rows side by side. partition: rows of each class at each client. mixing: the weights with
-    which clients mix each other's models."""
+    """Pictures to draw. curves: the metric by iteration. bytes: the metric by bytes sent. columns:
+    rows as lines over the columns' values. bars: rows side by side. partition: rows of each class
+    at each client. mixing: the weights with which clients mix each other's models.
+    """
     rows: tuple[Row, ...] = Field(min_length=1)
     columns: tuple[Column, ...] = Field(min_length=1)
     claims: tuple[Claim, ...] = ()
@@ -238,22 +259,34 @@ class Reproduction(_SpecModel):
                 raise ValueError(f"two {kind}s have the name {twice[0]!r}. Rename one.")
         for row in self.rows:
             if unknown := sorted(row.published.keys() - {*columns}):
-                raise ValueError(f"{row.name} has a published number for the unknown column {unknown[0]!r}")
+                raise ValueError(
+                    f"{row.name} has a published number for the unknown column {unknown[0]!r}"
+                )
         for claim in self.claims:
             for side in claim.sides:
                 of, _, at = side.partition(AT)
                 if of not in rows or (at and at not in columns):
-                    raise ValueError(f"the claim {claim.text!r} names the unknown row or cell {side!r}")
+                    raise ValueError(
+                        f"the claim {claim.text!r} names the unknown row or cell {side!r}"
+                    )
             if unknown := sorted({*(claim.columns or ())} - {*columns}):
-                raise ValueError(f"the claim {claim.text!r} names the unknown column {unknown[0]!r}")
+                raise ValueError(
+                    f"the claim {claim.text!r} names the unknown column {unknown[0]!r}"
+                )
         for side in (row for one in self.multiverse for pair in one.pairs for row in pair):
             if side not in rows:
-                raise ValueError(f"multiverse names the unknown row {side!r}. Valid rows are {', '.join(rows)}.")
+                raise ValueError(
+                    f"multiverse names the unknown row {side!r}. Valid rows are {', '.join(rows)}."
+                )
         for kind, named in (("alone", self.alone), ("oracle", self.oracle)):
             if named and named not in rows:
-                raise ValueError(f"{kind} names the unknown row {named!r}. Valid rows are {', '.join(rows)}.")
+                raise ValueError(
+                    f"{kind} names the unknown row {named!r}. Valid rows are {', '.join(rows)}."
+                )
         if unknown := sorted({*self.pictures} - {*PICTURES}):
-            raise ValueError(f"unknown picture {unknown[0]!r}. Valid pictures are {', '.join(PICTURES)}.")
+            raise ValueError(
+                f"unknown picture {unknown[0]!r}. Valid pictures are {', '.join(PICTURES)}."
+            )
         if "columns" in self.pictures and any(c.value is None for c in self.columns):
             raise ValueError("the picture 'columns' needs a value in each column")
         return self
@@ -261,7 +294,9 @@ class Reproduction(_SpecModel):
     @property
     def names(self) -> list[str]:
         """The names of all rows, columns and cells."""
-        every = (name for row in self.rows for column in self.columns for name in _called(row, column))
+        every = (
+            name for row in self.rows for column in self.columns for name in _called(row, column)
+        )
         return [*dict.fromkeys(every)]
 
     def scale(self, scale: Scale) -> ScaleConfig:
@@ -269,7 +304,11 @@ class Reproduction(_SpecModel):
         return self.small if scale == "small" else self.paper
 
     def cells(
-        self, scale: Scale, seeds: int | None = None, only: Sequence[str] = (), change: Mapping[str, Any] | None = None
+        self,
+        scale: Scale,
+        seeds: int | None = None,
+        only: Sequence[str] = (),
+        change: Mapping[str, Any] | None = None,
     ) -> Iterator[Cell]:
         """The table at a scale, row by row.
 
@@ -284,7 +323,9 @@ class Reproduction(_SpecModel):
         """
         for row in self.rows:
             for column in self.columns:
-                if only and not any(matches_pattern(n, pattern) for pattern in only for n in _called(row, column)):
+                if only and not any(
+                    matches_pattern(n, pattern) for pattern in only for n in _called(row, column)
+                ):
                     continue
                 why = row.untestable.get(scale) or column.untestable.get(scale) or ""
                 runs = () if why else tuple(self._runs(row, column, scale, seeds, change or {}))
@@ -293,12 +334,20 @@ class Reproduction(_SpecModel):
     def settings(self, row: Row, column: Column, scale: Scale) -> dict[str, Any]:
         """The settings of a cell at a scale."""
         values: dict[str, Any] = {}
-        for part in (self.scale(scale).run, column.run, getattr(column, scale), row.run, getattr(row, scale)):
+        for part in (
+            self.scale(scale).run,
+            column.run,
+            getattr(column, scale),
+            row.run,
+            getattr(row, scale),
+        ):
             values = merged(values, part)
         return values
 
     def data(self, row: Row, column: Column, scale: Scale) -> str:
-        """The title of a cell's data set at a scale; of a manifest, by the first word of its file's name."""
+        """The title of a cell's data set at a scale; of a manifest, by the first word of its file's
+        name.
+        """
         settings = self.settings(row, column, scale)
         if manifest := settings.get("columns", {}).get("manifest"):
             name = Path(manifest).stem.partition("-")[0]
@@ -314,7 +363,9 @@ class Reproduction(_SpecModel):
             try:
                 yield check({"run": {**values, "seed": seed}}).run
             except ConfigError as error:
-                raise ConfigError(f"{row.name}{AT}{column.name} at the {scale} scale: {error}") from None
+                raise ConfigError(
+                    f"{row.name}{AT}{column.name} at the {scale} scale: {error}"
+                ) from None
 
 
 def _called(row: Row, column: Column) -> tuple[str, str, str]:
@@ -347,15 +398,21 @@ def canonical(name: str) -> str:
     if plain in known:
         return plain
     if Path(name).is_dir():
-        raise ConfigError(f"{name} is a folder. Name a .toml file, or a name from: fedloom list reproductions")
+        raise ConfigError(
+            f"{name} is a folder. Name a .toml file, or a name from: fedloom list reproductions"
+        )
     hint = did_you_mean(plain, get_close_matches(plain, known, n=1))
-    raise ConfigError(f"unknown table or figure {name!r}.{hint} List all with: fedloom list reproductions")
+    raise ConfigError(
+        f"unknown table or figure {name!r}.{hint} List all with: fedloom list reproductions"
+    )
 
 
 def _arabic(roman: str) -> int:
     """`vi` is 6."""
     digits = [{"i": 1, "v": 5, "x": 10, "l": 50}[letter] for letter in roman]
-    return sum(-one if one < after else one for one, after in zip(digits, [*digits[1:], 0], strict=True))
+    return sum(
+        -one if one < after else one for one, after in zip(digits, [*digits[1:], 0], strict=True)
+    )
 
 
 def own_file(path: str) -> Reproduction:
@@ -382,4 +439,6 @@ def parsed(text: str, where: str) -> Reproduction:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where} is not valid TOML: {error}") from None
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{where}: {p}" for p in problems(error, Reproduction))) from None
+        raise ConfigError(
+            "\n".join(f"{where}: {p}" for p in problems(error, Reproduction))
+        ) from None

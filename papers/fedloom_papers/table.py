@@ -65,8 +65,9 @@ def ours(found: TableResults, row: str, column: str) -> str:
 
 
 def theirs(found: TableResults, row: str, column: str) -> str:
-    """The paper's number in a cell and the difference, such as `paper 78 ☆, +3.2`; and the number of finished seeds, if
-    some are missing."""
+    """The paper's number in a cell and the difference, such as `paper 78 ☆, +3.2`; and the number
+    of finished seeds, if some are missing.
+    """
     number = found.numbers[row, column]
     texts = []
     if number.paper is not None and not found.stands_in({column}):
@@ -105,16 +106,22 @@ def title(found: TableResults) -> str:
 def caption(found: TableResults) -> str:
     """The caption of the table."""
     counts = seeds(found)
-    over = f", mean ± s.d. over {fmt.span(counts)} seeds" if counts and counts[-1] > 1 else ", one seed"
+    over = (
+        f", mean ± s.d. over {fmt.span(counts)} seeds"
+        if counts and counts[-1] > 1
+        else ", one seed"
+    )
     unit = "percentage points" if found.reproduction.unit == "%" else "the same unit"
     lower = ", lower is better" if found.reproduction.better == "lower" else ""
     return (
-        f"{title(found)}{over}{lower}; below: the paper's number on the same data, and ours minus it in {unit}. "
-        f"{OURS} our best in a column, {PAPER} the paper's best"
+        f"{title(found)}{over}{lower}; below: the paper's number on the same data, and ours "
+        f"minus it in {unit}. {OURS} our best in a column, {PAPER} the paper's best"
     )
 
 
 def as_printed(mean: float, deviation: float | None) -> str:
     """A published number with its original digits: `74.4 ± 0.7`."""
-    texts = [f"{value:,.10g}".replace("-", fmt.MINUS) for value in (mean, deviation) if value is not None]
+    texts = [
+        f"{value:,.10g}".replace("-", fmt.MINUS) for value in (mean, deviation) if value is not None
+    ]
     return f"{fmt.NBSP}±{fmt.NBSP}".join(texts)

@@ -1,4 +1,6 @@
-"""Verdicts on claims: the printed effect against the confidence interval of our paired differences."""
+"""Verdicts on claims: the printed effect against the confidence interval of our paired
+differences.
+"""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +12,12 @@ import numpy as np
 from fedloom.report import formatting as fmt
 
 Verdict = Literal[
-    "reproduced", "smaller than printed", "not reproduced", "seen", "not seen", "could not be tested here"
+    "reproduced",
+    "smaller than printed",
+    "not reproduced",
+    "seen",
+    "not seen",
+    "could not be tested here",
 ]
 UNTESTED: Verdict = "could not be tested here"
 VERDICTS: tuple[Verdict, ...] = (
@@ -23,7 +30,8 @@ VERDICTS: tuple[Verdict, ...] = (
 )
 Rule = Literal["more", "less", "within"]
 ALPHA, FIRST = 0.05, 0.04
-"""The error rate of a claim over all looks at its seeds, and the part that the first look spends."""
+"""The error rate of a claim over all looks at its seeds, and the part that the first look spends.
+"""
 POWER = 0.8
 NORMAL = 1.96
 """Standard deviations of a printed effect that its 95 % interval reaches."""
@@ -36,31 +44,40 @@ WIDE = "interval"
 MOST_LOOKS = 8
 """Looks ahead in the search for the number of seeds that would decide."""
 RULE = (
-    "A verdict comes from the 95 % confidence interval of our mean paired difference over seeds (Student's t), and its "
-    "words from the data: a claim is judged on the data for which the paper prints it, and only seen or not on others."
+    "A verdict comes from the 95 % confidence interval of our mean paired difference over seeds "
+    "(Student's t), and its words from the data: a claim is judged on the data for which the "
+    "paper prints it, and only seen or not on others."
 )
 RULES = (
-    "reproduced: on the paper's data, the interval lies on the claimed side, beyond the margin if the claim has one, "
-    "and covers or exceeds the printed effect, which has the printed standard deviations if there are any.",
-    "smaller than printed: on the paper's data, it lies on the claimed side, below the printed effect.",
-    "not reproduced: on the paper's data, it excludes the printed effect, and does not exclude zero or the other side.",
-    "seen, not seen on NAME: other data stand in for the paper's. The printed effect is not compared: seen is an "
-    "interval on the claimed side, and beyond the claim's margin; not seen one that covers zero and no effect of 2 "
-    "points, or lies on the other side.",
-    "could not be tested here: a gate failed, which the text names: the interval is too wide, runs are missing, "
-    "a network is not above always predicting the most frequent class, or the bed has no headroom.",
-    "Headroom: smaller, not reproduced and not seen need a row of the same table, such as an oracle trained on all "
-    "rows, that is at least the effect above the lower side of the claim: the printed one on the paper's data, or 2 "
-    "points. So does the other side of a claim, unless it is as far from zero as the effect.",
-    "The plain 95 % interval decides. Whether to run more seeds is decided by a wider one: the planned seeds are the "
-    "first look at a claim and spend 4 of the 5 percent; each doubling of the seeds is a further look, which spends "
-    "half of the rest. Within a table, Holm's correction keeps the error rate of all its verdicts together at 5 %.",
-    "A mean over columns leaves out those in which a compared network is not above always predicting the most frequent "
-    "class, and names them, unless the claim is about accuracy and only its better side is that low. This rule was "
-    "made after the first runs: before it, such a column made the whole claim untestable.",
-    "How many settings were tried for a row is what its file says; the searches of the first runs were not archived.",
-    "Within a column, the runs of a seed must have the same test rows; columns differ by design, so comparisons across "
-    "columns are paired by seed only.",
+    "reproduced: on the paper's data, the interval lies on the claimed side, beyond the margin "
+    "if the claim has one, and covers or exceeds the printed effect, which has the printed "
+    "standard deviations if there are any.",
+    "smaller than printed: on the paper's data, it lies on the claimed side, below the printed "
+    "effect.",
+    "not reproduced: on the paper's data, it excludes the printed effect, and does not exclude "
+    "zero or the other side.",
+    "seen, not seen on NAME: other data stand in for the paper's. The printed effect is not "
+    "compared: seen is an interval on the claimed side, and beyond the claim's margin; not seen "
+    "one that covers zero and no effect of 2 points, or lies on the other side.",
+    "could not be tested here: a gate failed, which the text names: the interval is too wide, "
+    "runs are missing, a network is not above always predicting the most frequent class, or the "
+    "bed has no headroom.",
+    "Headroom: smaller, not reproduced and not seen need a row of the same table, such as an "
+    "oracle trained on all rows, that is at least the effect above the lower side of the claim: "
+    "the printed one on the paper's data, or 2 points. So does the other side of a claim, unless "
+    "it is as far from zero as the effect.",
+    "The plain 95 % interval decides. Whether to run more seeds is decided by a wider one: the "
+    "planned seeds are the first look at a claim and spend 4 of the 5 percent; each doubling of "
+    "the seeds is a further look, which spends half of the rest. Within a table, Holm's "
+    "correction keeps the error rate of all its verdicts together at 5 %.",
+    "A mean over columns leaves out those in which a compared network is not above always "
+    "predicting the most frequent class, and names them, unless the claim is about accuracy and "
+    "only its better side is that low. This rule was made after the first runs: before it, such "
+    "a column made the whole claim untestable.",
+    "How many settings were tried for a row is what its file says; the searches of the first "
+    "runs were not archived.",
+    "Within a column, the runs of a seed must have the same test rows; columns differ by design, "
+    "so comparisons across columns are paired by seed only.",
 )
 """What a verdict means, as pages explain it: the first sentence, and a list."""
 
@@ -76,8 +93,10 @@ class Decision:
         gate: name of the failed gate; "" if none failed.
         p: smallest error rate at which the interval is not too wide; 1 if there is none.
         seeds: number of seeds that count; later ones wait for the next look.
-        needed: number of seeds with a power of 0.8 to decide a claim whose interval is too wide; None if unknown.
-        settled: whether the wider interval of the look, which covers whenever a reader stops, decides too.
+        needed: number of seeds with a power of 0.8 to decide a claim whose interval is too wide;
+            None if unknown.
+        settled: whether the wider interval of the look, which covers whenever a reader stops,
+            decides too.
     """
 
     verdict: Verdict
@@ -99,8 +118,9 @@ def untested(gate: str, why: str) -> Decision:
 def look(seeds: int, planned: int) -> tuple[int, float]:
     """The number of seeds at the latest look, and the error rate that it spends.
 
-    Looks are at `planned`, 2 · `planned`, 4 · `planned`, … seeds. The rates of all looks sum to `ALPHA`, so that
-    intervals at all looks together cover the mean with probability 0.95, whenever a reader stops (a union bound).
+    Looks are at `planned`, 2 · `planned`, 4 · `planned`, … seeds. The rates of all looks sum to
+    `ALPHA`, so that intervals at all looks together cover the mean with probability 0.95, whenever
+    a reader stops (a union bound).
     """
     number, rate = max(planned, 1), FIRST
     if seeds >= 2 * number:
@@ -111,7 +131,9 @@ def look(seeds: int, planned: int) -> tuple[int, float]:
 
 
 def interval(values: Sequence[float], rate: float) -> tuple[float, float] | None:
-    """The confidence interval of the mean (Student's t) with an error rate; None below two values."""
+    """The confidence interval of the mean (Student's t) with an error rate; None below
+    two values.
+    """
     if len(values) < 2:
         return None
     from scipy.stats import t
@@ -134,7 +156,9 @@ def _p_value(values: Sequence[float], against: float, deviation: float = 0.0) ->
 
 
 def power(seeds: int, effect: float, deviation: float, rate: float) -> float:
-    """The probability that the interval of differences with a mean `effect` and an s.d. lies above 0."""
+    """The probability that the interval of differences with a mean `effect` and an s.d. lies above
+    0.
+    """
     if seeds < 2:
         return 0.0
     if not deviation:
@@ -145,7 +169,9 @@ def power(seeds: int, effect: float, deviation: float, rate: float) -> float:
 
 
 def seeds_needed(planned: int, effect: float, deviation: float, after: int = 0) -> int | None:
-    """The smallest look after `after` seeds with a power of at least `POWER`; None beyond `MOST_LOOKS` looks."""
+    """The smallest look after `after` seeds with a power of at least `POWER`; None beyond
+    `MOST_LOOKS` looks.
+    """
     for number in (planned << k for k in range(MOST_LOOKS)):
         if number > after and power(number, effect, deviation, look(number, planned)[1]) >= POWER:
             return number
@@ -185,33 +211,62 @@ def decide_claim(
     mean, ends, wider = float(np.mean(values)), interval(values, ALPHA), interval(values, rate)
     if ends is None or wider is None:
         why = "one seed has no interval"
-        return Decision(UNTESTED, sign * mean, None, why, WIDE, seeds=count, needed=max(3, planned), settled=False)
+        return Decision(
+            UNTESTED,
+            sign * mean,
+            None,
+            why,
+            WIDE,
+            seeds=count,
+            needed=max(3, planned),
+            settled=False,
+        )
     effect = None if printed is None else sign * printed
     goal = max(effect, by) if effect is not None and effect > 0 else by or relevant
 
     def judged(ends: tuple[float, float]) -> tuple[Verdict, str]:
-        return _within(ends, by) if rule == "within" else _directed(mean, ends, by, effect, deviation, goal)
+        return (
+            _within(ends, by)
+            if rule == "within"
+            else _directed(mean, ends, by, effect, deviation, goal)
+        )
 
     verdict, why = judged(ends)
     of_printed = deviation if goal == effect else 0.0
     bounds = {
         "reproduced": [(by, 0.0), (-by, 0.0)] if rule == "within" else [(by, 0.0)],
         "smaller than printed": [(0.0, 0.0), (0.0, 0.0) if goal is None else (goal, of_printed)],
-        "not reproduced": [(by if mean > 0 else -by, 0.0)] if rule == "within" else [(goal or 0.0, of_printed)],
+        "not reproduced": [(by if mean > 0 else -by, 0.0)]
+        if rule == "within"
+        else [(goal or 0.0, of_printed)],
     }
     p = max((_p_value(values, *bound) for bound in bounds.get(verdict, ())), default=1.0)
     needed = None
     if verdict == UNTESTED:
-        distance = by if rule == "within" else goal - by if goal is not None and goal > by else abs(mean - by)
+        distance = (
+            by
+            if rule == "within"
+            else goal - by
+            if goal is not None and goal > by
+            else abs(mean - by)
+        )
         needed = seeds_needed(planned, distance, float(np.std(values, ddof=1)), len(differences))
-        why = f"{why}; {f'{needed} seeds would decide' if needed else 'too many seeds would be needed'}"
+        why = (
+            f"{why}; "
+            f"{f'{needed} seeds would decide' if needed else 'too many seeds would be needed'}"
+        )
     shown = ends if sign > 0 else (-ends[1], -ends[0])
     gate, settled = WIDE if verdict == UNTESTED else "", judged(wider)[0] != UNTESTED
     return Decision(verdict, sign * mean, shown, why, gate, p, count, needed, settled)
 
 
 def _directed(
-    mean: float, ends: tuple[float, float], by: float, effect: float | None, deviation: float, goal: float | None
+    mean: float,
+    ends: tuple[float, float],
+    by: float,
+    effect: float | None,
+    deviation: float,
+    goal: float | None,
 ) -> tuple[Verdict, str]:
     """The verdict on a claim of more, and its reason."""
     low, high = ends
@@ -225,7 +280,9 @@ def _directed(
     if high < 0:
         return "not reproduced", OPPOSITE
     if low <= 0 and goal is not None and (highest if goal == effect else high) < goal:
-        name = "printed effect" if goal == effect else "margin" if goal == by else f"{goal:g} points"
+        name = (
+            "printed effect" if goal == effect else "margin" if goal == by else f"{goal:g} points"
+        )
         return "not reproduced", f"excludes the {name}, and not zero"
     return UNTESTED, "too wide"
 
@@ -235,19 +292,29 @@ def _within(ends: tuple[float, float], by: float) -> tuple[Verdict, str]:
     low, high = ends
     if -by <= low and high <= by:
         return "reproduced", ""
-    return ("not reproduced", "they differ by more") if low > by or high < -by else (UNTESTED, "too wide")
+    return (
+        ("not reproduced", "they differ by more")
+        if low > by or high < -by
+        else (UNTESTED, "too wide")
+    )
 
 
 def _infinite(differences: Sequence[float], rule: Rule) -> Decision:
-    """The verdict if a side never reaches a level: decided if that is so in all of at least three seeds."""
+    """The verdict if a side never reaches a level: decided if that is so in all of at least three
+    seeds.
+    """
     if len({*differences}) > 1:
         return untested("finite", "a level is not reached in some seeds only")
     first = differences[0] > 0
     why = f"the {'first' if first else 'second'} is infinite in every seed"
     if len(differences) < 3:
-        return Decision(UNTESTED, why=why, gate=WIDE, seeds=len(differences), needed=3, settled=False)
+        return Decision(
+            UNTESTED, why=why, gate=WIDE, seeds=len(differences), needed=3, settled=False
+        )
     claimed = rule != "within" and first == (rule == "more")
-    return Decision("reproduced" if claimed else "not reproduced", why=why, p=0.0, seeds=len(differences))
+    return Decision(
+        "reproduced" if claimed else "not reproduced", why=why, p=0.0, seeds=len(differences)
+    )
 
 
 def on_stand_in(decision: Decision) -> Decision:
@@ -261,7 +328,9 @@ def on_stand_in(decision: Decision) -> Decision:
 
 
 def conjunction(parts: Sequence[Decision]) -> Decision:
-    """The verdict on a claim that holds if all its parts hold, each tested at the full error rate: the weakest."""
+    """The verdict on a claim that holds if all its parts hold, each tested at the full error rate:
+    the weakest.
+    """
     order: tuple[Verdict, ...] = (
         "not reproduced",
         "not seen",
@@ -272,7 +341,12 @@ def conjunction(parts: Sequence[Decision]) -> Decision:
     )
     weakest = min(parts, key=lambda part: (order.index(part.verdict), -part.p))
     p = weakest.p if weakest.verdict in order[:2] else max(part.p for part in parts)
-    return replace(weakest, p=p, seeds=min(part.seeds for part in parts), settled=all(one.settled for one in parts))
+    return replace(
+        weakest,
+        p=p,
+        seeds=min(part.seeds for part in parts),
+        settled=all(one.settled for one in parts),
+    )
 
 
 def holm(p_values: Sequence[float], rate: float = ALPHA) -> list[bool]:
@@ -289,5 +363,8 @@ def corrected(decision: Decision, rejected: bool, family: int) -> Decision:
     """The decision after Holm's correction over a family of claims."""
     if rejected or decision.verdict == UNTESTED:
         return decision
-    why = f"{decision.verdict} alone, but not after Holm's correction over {fmt.times(family, 'claim')}"
+    why = (
+        f"{decision.verdict} alone, but not after Holm's correction over "
+        f"{fmt.times(family, 'claim')}"
+    )
     return replace(decision, verdict=UNTESTED, why=why, gate=WIDE, needed=None, settled=False)

@@ -1,4 +1,6 @@
-"""Two methods, two degrees of skew and three seeds on digits: a small table whose runs are really made."""
+"""Two methods, two degrees of skew and three seeds on digits: a small table whose runs are really
+made.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ run = {{ rounds = 2 }}
 
 
 @pytest.mark.slow
-def test_a_file_in_a_family_is_a_method_of_a_table(fedloom: Callable[..., str], tmp_path: Path) -> None:
+def test_a_file_in_a_family_is_a_method_of_a_table(
+    fedloom: Callable[..., str], tmp_path: Path
+) -> None:
     (tmp_path / "mine.toml").write_text(REPRODUCTION)
     fedloom("reproduce", "mine.toml", "--seeds", "1", "--out", "made")
     (table,) = (tmp_path / "made").rglob("mine/table.md")

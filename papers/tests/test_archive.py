@@ -30,7 +30,14 @@ NAME = "afind-table-1"
 def archive(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Archive:
     """The archive of the small table, written with its page."""
     found = Archive(tmp_path_factory.mktemp("archive"))
-    page.write(made.reproduction, "small", made.cells, made.folder, found.folder.parent / NAME, archive=found)
+    page.write(
+        made.reproduction,
+        "small",
+        made.cells,
+        made.folder,
+        found.folder.parent / NAME,
+        archive=found,
+    )
     return found
 
 
@@ -42,14 +49,23 @@ def test_a_line_has_the_numbers_and_their_provenance(made: Made, archive: Archiv
     for cell in made.cells:
         for run in cell.runs:
             result = json.loads((made.folder(run) / "result.json").read_text())
-            (one,) = (r for r in records.values() if r.state_sha256 == result["state_sha256"] and r.cell == cell.name)
+            (one,) = (
+                r
+                for r in records.values()
+                if r.state_sha256 == result["state_sha256"] and r.cell == cell.name
+            )
             assert one.metrics["accuracy"] == result["accuracy"]["mean"] and one.seed == run.seed
             assert {*one.metrics} >= {"accuracy", "own accuracy", "bytes"}
-            assert one.test_sha256 == result["test_sha256"] and one.chances["accuracy"] == result["chance"]
+            assert (
+                one.test_sha256 == result["test_sha256"]
+                and one.chances["accuracy"] == result["chance"]
+            )
             assert {"fedloom", "commit", "processor", "torch", "started"} <= one.environment.keys()
 
 
-def test_archived_runs_are_found_by_a_later_version(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archived_runs_are_found_by_a_later_version(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = [run for cell in made.cells for run in cell.runs]
     before = [(archive_key(run), digest(run)) for run in runs]
     monkeypatch.setattr(node_party, "__version__", "9.0")
@@ -66,15 +82,20 @@ def test_pages_are_rebuilt_without_the_runs(made: Made, archive: Archive, tmp_pa
     with_runs = page.write(bare, "small", made.cells, made.folder, tmp_path / "a" / NAME)
     without = page.write(bare, "small", made.cells, gone, tmp_path / "b" / NAME, archive=archive)
     assert without == with_runs
-    assert (tmp_path / "a" / NAME / "table.csv").read_text() == (tmp_path / "b" / NAME / "table.csv").read_text()
+    assert (tmp_path / "a" / NAME / "table.csv").read_text() == (
+        tmp_path / "b" / NAME / "table.csv"
+    ).read_text()
     assert "archived" in (tmp_path / "b" / NAME / "index.html").read_text()
 
 
-def test_a_run_of_another_table_counts_if_it_has_what_is_needed(made: Made, archive: Archive) -> None:
+def test_a_run_of_another_table_counts_if_it_has_what_is_needed(
+    made: Made, archive: Archive
+) -> None:
     more = made.reproduction.model_copy(update={"metric": "seconds"})
     for wanted, number in ((made.reproduction, 12), (more, 0)):
         assert len(archive.usable("small", "another", wanted)) == number
-    assert len(archive.usable("small", NAME, more)) == 12  # its own: what was not measured is not run again
+    # its own: what was not measured is not run again
+    assert len(archive.usable("small", NAME, more)) == 12
 
 
 def test_another_machine_s_archive_merges(archive: Archive, tmp_path: Path) -> None:
@@ -91,7 +112,9 @@ def test_another_machine_s_archive_merges(archive: Archive, tmp_path: Path) -> N
     assert ours.merge(theirs.folder) == (0, [])
 
 
-def test_a_run_with_other_numbers_is_reported_and_ours_is_kept(archive: Archive, tmp_path: Path) -> None:
+def test_a_run_with_other_numbers_is_reported_and_ours_is_kept(
+    archive: Archive, tmp_path: Path
+) -> None:
     one = next(iter(archive.read("small", NAME).values()))
     other = Archive(tmp_path / "other")
     other.add("small", NAME, [one.model_copy(update={"metrics": {"accuracy": 0.0}})])
@@ -101,7 +124,9 @@ def test_a_run_with_other_numbers_is_reported_and_ours_is_kept(archive: Archive,
     assert mine.read("small", NAME)[one.digest] == one
 
 
-def test_infinite_metrics_survive_and_damaged_lines_are_refused(archive: Archive, tmp_path: Path) -> None:
+def test_infinite_metrics_survive_and_damaged_lines_are_refused(
+    archive: Archive, tmp_path: Path
+) -> None:
     one = next(iter(archive.read("small", NAME).values()))
     never = one.model_copy(update={"metrics": {"rounds until 60 %": math.inf}})
     mine = Archive(tmp_path)
@@ -137,11 +162,18 @@ def test_archived_runs_are_not_repeated(tmp_path: Path) -> None:
     assert not done.ended and done.outcomes == first.outcomes and not (tmp_path / "runs").exists()
 
 
-def test_equal_runs_of_two_tables_are_archived_for_each_as_its_file_gives_them(tmp_path: Path) -> None:
-    """A table that gives a default finds its runs again alone, too, after a command with both tables."""
+def test_equal_runs_of_two_tables_are_archived_for_each_as_its_file_gives_them(
+    tmp_path: Path,
+) -> None:
+    """A table that gives a default finds its runs again alone, too, after a command with both
+    tables.
+    """
     local = 'run = { method = "local" }'
     assert local in TINY
-    explicit = parsed(TINY.replace(local, 'run = { method = "local", params = {}, preset = "recommended" }'), "two")
+    explicit = parsed(
+        TINY.replace(local, 'run = { method = "local", params = {}, preset = "recommended" }'),
+        "two",
+    )
     both = {**TABLES, "two": explicit}
     first = planned(tmp_path, both)
     assert len(first.runs) == 8  # one for each of 16 cells and seeds that are equal in pairs
@@ -176,7 +208,16 @@ def test_a_run_is_archived_when_it_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("budget", "seconds"),
-    [("10h", 36000), ("1.5h", 5400), ("45min", 2700), ("45m", 2700), ("30 s", 30), ("0", 0), (90, 90), (0.5, 0.5)],
+    [
+        ("10h", 36000),
+        ("1.5h", 5400),
+        ("45min", 2700),
+        ("45m", 2700),
+        ("30 s", 30),
+        ("0", 0),
+        (90, 90),
+        (0.5, 0.5),
+    ],
 )
 def test_a_budget_is_a_duration(budget: str | float, seconds: float) -> None:
     assert seconds_of(budget) == seconds
@@ -198,10 +239,15 @@ right = "Local @ α = 2"
 
 
 def test_a_budget_goes_to_the_most_informative_runs_first(tmp_path: Path) -> None:
-    """Two claims of equal information: the cheaper one is first; a claim that cannot be run never is."""
+    """Two claims of equal information: the cheaper one is first; a claim that cannot be run never
+    is.
+    """
     tables = {"one": parsed(TINY.replace("[small]\n", SECOND), "one")}
     texts = [batch.claim for batch in batches(planned(tmp_path, tables))]
-    assert texts == ["one: FedAL is more accurate than Local.", "one: FedAL is more accurate than Local at α = 2."]
+    assert texts == [
+        "one: FedAL is more accurate than Local.",
+        "one: FedAL is more accurate than Local at α = 2.",
+    ]
 
     def cost(run: RunConfig) -> float:
         return 1.0 if run.data.options["alpha"] == 2 else 5.0
@@ -212,18 +258,28 @@ def test_a_budget_goes_to_the_most_informative_runs_first(tmp_path: Path) -> Non
     def tell(batch: Batch) -> None:
         told.append(batch.claim)
 
-    spend(lambda: planned(tmp_path, tables), 50, cost, workers=1, clock=lambda: next(now), tell=tell)
+    spend(
+        lambda: planned(tmp_path, tables), 50, cost, workers=1, clock=lambda: next(now), tell=tell
+    )
     assert told == ["one: FedAL is more accurate than Local at α = 2."]
 
 
 def test_a_slow_choice_is_worth_several_batches(tmp_path: Path) -> None:
     tables, told = {"one": parsed(TINY.replace("[small]\n", SECOND), "one")}, list[str]()
-    now = iter([0.0, 0.0, 1.0, 2.0, *[99.0] * 1000])  # choosing takes a second, so ten seconds of runs are chosen
+    # choosing takes a second, so ten seconds of runs are chosen
+    now = iter([0.0, 0.0, 1.0, 2.0, *[99.0] * 1000])
 
     def tell(batch: Batch) -> None:
         told.append(batch.claim)
 
-    spend(lambda: planned(tmp_path, tables), 50, lambda _: 2.0, workers=1, clock=lambda: next(now), tell=tell)
+    spend(
+        lambda: planned(tmp_path, tables),
+        50,
+        lambda _: 2.0,
+        workers=1,
+        clock=lambda: next(now),
+        tell=tell,
+    )
     assert len(told) == 2
 
 
@@ -234,13 +290,22 @@ def test_a_budget_archives_finished_runs_before_the_next_batch(tmp_path: Path) -
     def tell(batch: Batch) -> None:
         kept.append(len(Archive(tmp_path / "archive").read("small", "one")))
 
-    spend(lambda: planned(tmp_path, tables), 1e9, lambda _: 1e9, workers=1, stop=lambda: len(kept) > 1, tell=tell)
+    spend(
+        lambda: planned(tmp_path, tables),
+        1e9,
+        lambda _: 1e9,
+        workers=1,
+        stop=lambda: len(kept) > 1,
+        tell=tell,
+    )
     assert kept[0] == 0 and kept[1] == len([*(tmp_path / "runs").glob("*/result.json")]) > 0
 
 
 @pytest.mark.slow
 def test_a_budget_continues_another_day(tmp_path: Path) -> None:
-    """The first day runs the planned seeds; the next one adds seeds, up to the next look, where they decide nothing."""
+    """The first day runs the planned seeds; the next one adds seeds, up to the next look, where
+    they decide nothing.
+    """
     told: list[Batch] = []
 
     def day() -> list[Ended]:
@@ -251,20 +316,30 @@ def test_a_budget_continues_another_day(tmp_path: Path) -> None:
             lambda _: 1.0,
             workers=1,
             stop=lambda: (
-                len(told) > begun and all((tmp_path / "runs" / k / "result.json").exists() for k in told[-1].runs)
+                len(told) > begun
+                and all((tmp_path / "runs" / k / "result.json").exists() for k in told[-1].runs)
             ),
             tell=told.append,
         )
 
-    assert [one.state for one in day()] == ["finished"] * 4 and {*told[0].runs} < {*planned(tmp_path).runs}
-    (verdict, *_), known = (run_plan(planned(tmp_path), execute_runs=False).outcomes[0].claims, {*told[0].runs})
+    assert [one.state for one in day()] == ["finished"] * 4 and {*told[0].runs} < {
+        *planned(tmp_path).runs
+    }
+    (verdict, *_), known = (
+        run_plan(planned(tmp_path), execute_runs=False).outcomes[0].claims,
+        {*told[0].runs},
+    )
     if verdict.verdict == "could not be tested here":
         assert [one.state for one in day()] == ["finished"] * 4 and not known & told[1].runs.keys()
         assert {run.seed for run in told[1].runs.values()} == {2, 3}
 
 
 def test_a_budget_stops_where_nothing_can_be_decided(tmp_path: Path) -> None:
-    never = {"one": parsed(TINY.replace("[[claims]]", "[[claims]]\nuntestable = { small = 'no' }"), "one")}
+    never = {
+        "one": parsed(
+            TINY.replace("[[claims]]", "[[claims]]\nuntestable = { small = 'no' }"), "one"
+        )
+    }
     assert spend(lambda: planned(tmp_path, never), 3600, lambda _: 1.0, workers=1) == []
 
 

@@ -27,26 +27,41 @@ def planted(
 ) -> TableResults:
     """The table with these numbers by seed, from 0, and a chance level in [0, 1]."""
     found = made.found()
-    put = {at: CellValue(dict(enumerate(values)), found.numbers[at].paper) for at, values in numbers.items()}
+    put = {
+        at: CellValue(dict(enumerate(values)), found.numbers[at].paper)
+        for at, values in numbers.items()
+    }
     found.__dict__["numbers"] = {**found.numbers, **put}
     found.__dict__["chance"] = lambda *_: chance
     return found
 
 
 def at_chance(made: Made, *low: tuple[str, str]) -> TableResults:
-    """A table whose cells have about 60 %, Local's 50 %, but for some at the chance level of 10 %."""
+    """A table whose cells have about 60 %, Local's 50 %, but for some at the chance
+    level of 10 %.
+    """
     ten = {at: [10, 9, 11] for at in low}
-    found = planted(made, {**table([60, 61, 62.5], [60, 61, 62.4], [50, 51, 52], [50, 51, 52]), **ten}, chance=0.1)
+    found = planted(
+        made,
+        {**table([60, 61, 62.5], [60, 61, 62.4], [50, 51, 52], [50, 51, 52]), **ten},
+        chance=0.1,
+    )
     found.__dict__["number"] = lambda row, column, *_: found.numbers[row, column]
     return found
 
 
-def claims(made: Made, numbers: Mapping[tuple[str, str], Sequence[float]], **claim: Any) -> ClaimResult:
+def claims(
+    made: Made, numbers: Mapping[tuple[str, str], Sequence[float]], **claim: Any
+) -> ClaimResult:
     """A claim on a table with these numbers by seed, from 0."""
-    return check_claim(Claim(text="So it is.", **{"left": A, "right": LOCAL, **claim}), planted(made, numbers))
+    return check_claim(
+        Claim(text="So it is.", **{"left": A, "right": LOCAL, **claim}), planted(made, numbers)
+    )
 
 
-def table(a5: Sequence[float], a01: Sequence[float], l5: Sequence[float], l01: Sequence[float]) -> Any:
+def table(
+    a5: Sequence[float], a01: Sequence[float], l5: Sequence[float], l01: Sequence[float]
+) -> Any:
     return {(A, "α = 5"): a5, (A, "α = 0.1"): a01, (LOCAL, "α = 5"): l5, (LOCAL, "α = 0.1"): l01}
 
 
@@ -59,7 +74,10 @@ def test_rows_are_compared_by_their_mean_over_columns_seed_by_seed(made: Made) -
     assert found.found == "+3.0\u00a0points (+2.8 to +3.2)"  # 3 ± 4.303 · 0.1 / √3
     one = claims(made, numbers, columns=("α = 0.1",), rule="less")
     assert one.seeds == pytest.approx({0: 3.8, 1: 4.2, 2: 4.0})
-    assert (one.verdict, one.found) == ("not reproduced", "+4.0\u00a0points (+3.5 to +4.5): the opposite")
+    assert (one.verdict, one.found) == (
+        "not reproduced",
+        "+4.0\u00a0points (+3.5 to +4.5): the opposite",
+    )
     assert one.compared == f"{A} − Local, α = 0.1"
 
 
@@ -83,7 +101,9 @@ def test_cells_and_numbers_stand_on_either_side(made: Made) -> None:
     assert cell.verdict == "smaller than printed" and cell.printed == 70  # it prints 78
     assert cell.compared == f"{A} @ α = 5 − 8\u00a0points; margin 1.5\u00a0points"
     both = claims(made, numbers, left=f"{A} @ α = 5", right=f"{A} @ α = 0.1")
-    assert both.seeds == pytest.approx({0: 9, 1: 8.1, 2: 6.9}) and both.printed == pytest.approx(3.6)
+    assert both.seeds == pytest.approx({0: 9, 1: 8.1, 2: 6.9}) and both.printed == pytest.approx(
+        3.6
+    )
 
 
 def test_times_multiply_the_right(made: Made) -> None:
@@ -91,8 +111,14 @@ def test_times_multiply_the_right(made: Made) -> None:
     found = claims(made, numbers, times=49)
     assert found.seeds == pytest.approx({0: 2, 1: 3, 2: 1})
     assert found.ratio == pytest.approx(50)
-    assert found.found == "+2.0\u00a0points (−0.5 to +4.5), 50 times: too wide; 12 seeds would decide"
-    more = claims(made, {**numbers, (A, "α = 5"): [100, 101, 99, 100], (A, "α = 0.1"): [100, 101, 99, 100]}, times=49)
+    assert (
+        found.found == "+2.0\u00a0points (−0.5 to +4.5), 50 times: too wide; 12 seeds would decide"
+    )
+    more = claims(
+        made,
+        {**numbers, (A, "α = 5"): [100, 101, 99, 100], (A, "α = 0.1"): [100, 101, 99, 100]},
+        times=49,
+    )
     assert more.ratio == found.ratio, "of the seeds that both sides have"
 
 
@@ -105,7 +131,11 @@ def test_a_difference_of_differences(made: Made) -> None:
     """AFIND+ gains 2, 2.2 and 1.8 points more over Local at α = 5 than at α = 0.1."""
     numbers = table([10, 20, 30], [6, 16, 26.4], [5, 15, 25], [3, 13.2, 23.2])
     found = claims(
-        made, numbers, left=f"{A} @ α = 5", right="Local @ α = 5", than=(f"{A} @ α = 0.1", "Local @ α = 0.1")
+        made,
+        numbers,
+        left=f"{A} @ α = 5",
+        right="Local @ α = 5",
+        than=(f"{A} @ α = 0.1", "Local @ α = 0.1"),
     )
     assert found.seeds == pytest.approx({0: 2, 1: 2.2, 2: 1.8}) and found.verdict == "reproduced"
     assert found.compared == f"({A} @ α = 5 − Local @ α = 5) − ({A} @ α = 0.1 − Local @ α = 0.1)"
@@ -116,30 +146,48 @@ def test_a_claim_about_each_of_several_needs_all(made: Made) -> None:
     numbers |= {("Large", column): [99.0] * 3 for column in ("α = 5", "α = 0.1")}
     low, high = "Local @ α = 5", "Local @ α = 0.1"
     both = claims(made, numbers, left=f"{A} @ α = 0.1", right=(low, high))
-    assert both.verdict == "not reproduced" and both.seeds == pytest.approx({0: -1, 1: -1.1, 2: -1.2})
+    assert both.verdict == "not reproduced" and both.seeds == pytest.approx(
+        {0: -1, 1: -1.1, 2: -1.2}
+    )
     assert both.compared == f"{A} @ α = 0.1 − each of {low} and {high}"
-    assert claims(made, numbers, left=f"{A} @ α = 0.1", right=(low, f"{A} @ α = 5")).verdict == "reproduced"
+    assert (
+        claims(made, numbers, left=f"{A} @ α = 0.1", right=(low, f"{A} @ α = 5")).verdict
+        == "reproduced"
+    )
     with pytest.raises(ValueError, match="has no right side"):
         Claim(text="So it is.", left=A, right=())
 
 
 def test_a_missing_seed_fails_the_gate(made: Made) -> None:
     found = claims(made, table([10, 20, 30], [10, 20, 30], [8, 18], [8, 18, 28]))
-    assert (found.verdict, found.gate, found.found) == ("could not be tested here", "runs", "1 of 3 seeds are missing")
+    assert (found.verdict, found.gate, found.found) == (
+        "could not be tested here",
+        "runs",
+        "1 of 3 seeds are missing",
+    )
 
 
 def test_a_network_at_chance_fails_the_gate(made: Made) -> None:
     claim = Claim(text="So it is.", left=f"{A} @ α = 5", right="Local @ α = 5")
     found = check_claim(claim, at_chance(made, (LOCAL, "α = 5")))
-    assert (found.verdict, found.gate) == ("could not be tested here", "chance") and "Local @ α = 5 has" in found.found
+    assert (found.verdict, found.gate) == (
+        "could not be tested here",
+        "chance",
+    ) and "Local @ α = 5 has" in found.found
     assert check_claim(claim, at_chance(made)).verdict == "reproduced"
 
 
 def test_a_column_at_chance_is_left_out_of_a_mean_and_named(made: Made) -> None:
-    claim, alone = (Claim(text="So it is.", left=A, right=LOCAL, columns=c) for c in (None, ("α = 0.1",)))
+    claim, alone = (
+        Claim(text="So it is.", left=A, right=LOCAL, columns=c) for c in (None, ("α = 0.1",))
+    )
     for low in ([(LOCAL, "α = 5")], [(LOCAL, "α = 5"), (A, "α = 5")]):
         found, one = (check_claim(each, at_chance(made, *low)) for each in (claim, alone))
-        assert (found.verdict, found.seeds, found.evidence) == ("reproduced", one.seeds, one.evidence)
+        assert (found.verdict, found.seeds, found.evidence) == (
+            "reproduced",
+            one.seeds,
+            one.evidence,
+        )
         assert found.at_chance == ("α = 5",)
         assert found.compared == f"{A} − Local, α = 0.1 (without α = 5: at chance)"
     assert check_claim(claim, at_chance(made)).at_chance == ()
@@ -151,7 +199,9 @@ def test_the_printed_effect_is_that_of_the_columns_that_remain(made: Made) -> No
     low = at_chance(made, (LOCAL, "α = 0.1"))
     assert check_claim(Claim(text="So it is.", left=A, right=LOCAL), low).printed == 78 - 80.25
     whole = Claim(text="So it is.", left=A, right=LOCAL, printed=5.0)
-    assert check_claim(whole, low).printed is None and check_claim(whole, at_chance(made)).printed == 5
+    assert (
+        check_claim(whole, low).printed is None and check_claim(whole, at_chance(made)).printed == 5
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,17 +219,25 @@ def test_the_printed_effect_is_that_of_the_columns_that_remain(made: Made) -> No
         ({"metric": "bytes until best"}, A, ""),
     ],
 )
-def test_nobody_wins_by_having_a_failure_left_out(made: Made, claim: dict[str, Any], low: str, gate: str) -> None:
+def test_nobody_wins_by_having_a_failure_left_out(
+    made: Made, claim: dict[str, Any], low: str, gate: str
+) -> None:
     found = check_claim(
-        Claim(text="So it is.", **{"left": A, "right": LOCAL, **claim}), at_chance(made, (low, "α = 5"))
+        Claim(text="So it is.", **{"left": A, "right": LOCAL, **claim}),
+        at_chance(made, (low, "α = 5")),
     )
-    assert (found.gate == "chance") == (gate == "chance") and found.at_chance == (() if gate else ("α = 5",))
+    assert (found.gate == "chance") == (gate == "chance") and found.at_chance == (
+        () if gate else ("α = 5",)
+    )
 
 
 def test_a_column_without_all_seeds_is_not_left_out(made: Made) -> None:
     low = at_chance(made, (LOCAL, "α = 5"))
     at = (LOCAL, "α = 5")
-    attempts = (replace(low.places[at].attempts[0], record=None, run=None), *low.places[at].attempts[1:])
+    attempts = (
+        replace(low.places[at].attempts[0], record=None, run=None),
+        *low.places[at].attempts[1:],
+    )
     some = replace(low, places={**low.places, at: replace(low.places[at], attempts=attempts)})
     some.__dict__.update({name: low.__dict__[name] for name in ("chance", "number", "numbers")})
     some.__dict__["numbers"] = {**low.numbers, at: CellValue({1: 9.0, 2: 11.0})}
@@ -194,7 +252,10 @@ def test_without_headroom_nothing_can_be_seen(made: Made) -> None:
     found = planted(made, mid, chance=0.1)
     one = check_claim(claim, found)
     assert (one.verdict, one.gate) == (UNTESTED, "headroom")
-    told = "0.0\u00a0points (−0.2 to +0.2): the effect needs 2.0, and no row is more than 0.0\u00a0points above"
+    told = (
+        "0.0\u00a0points (−0.2 to +0.2): the effect needs 2.0, and no row is more than "
+        "0.0\u00a0points above"
+    )
     assert one.found == told
     for top, verdict in ((51.0, UNTESTED), (53.0, "not reproduced")):
         oracle = {("Large", column): [top] * 3 for column in ("α = 5", "α = 0.1")}
@@ -202,20 +263,30 @@ def test_without_headroom_nothing_can_be_seen(made: Made) -> None:
     opposite = table([40, 40.1, 40.2], [40, 40.1, 40.2], [50, 50.2, 50.1], [50, 50.2, 50.1])
     assert check_claim(claim, planted(made, opposite, chance=0.1)).verdict == "not reproduced"
     slightly = table([49, 49.1, 49.2], [49, 49.1, 49.2], [50, 50.2, 50.1], [50, 50.2, 50.1])
-    for known in (0.1, None):  # whether or not the archive has the accuracy of the most frequent class
+    # whether or not the archive has the accuracy of the most frequent class
+    for known in (0.1, None):
         one = check_claim(claim, planted(made, slightly, chance=known))
-        assert (one.verdict, one.gate) == (UNTESTED, "headroom"), "a row below all others shows no effect of 2 points"
+        assert (one.verdict, one.gate) == (UNTESTED, "headroom"), (
+            "a row below all others shows no effect of 2 points"
+        )
 
 
-def test_on_other_data_a_claim_is_seen_or_not_and_the_printed_effect_is_not_shown(made: Made) -> None:
+def test_on_other_data_a_claim_is_seen_or_not_and_the_printed_effect_is_not_shown(
+    made: Made,
+) -> None:
     numbers = table([10, 10.1, 9.9], [1, 2, 3], [12, 12.4, 12], [1, 2, 3])
     found = planted(made, numbers)
     found.__dict__["_data"] = lambda *_: ("Fashion-MNIST", "CIFAR-10")
-    less, more = (Claim(text="So it is.", left=A, right=LOCAL, columns=("α = 5",), rule=r) for r in ("less", "more"))
+    less, more = (
+        Claim(text="So it is.", left=A, right=LOCAL, columns=("α = 5",), rule=r)
+        for r in ("less", "more")
+    )
     seen, unseen = check_claim(less, found), check_claim(more, found)
     assert (seen.said, unseen.said) == ("seen on Fashion-MNIST", "not seen on Fashion-MNIST")
     assert seen.printed is None and "printed" not in seen.found and seen.stand_in
-    fact = check_claim(Claim(text="So it is.", left=A, right=LOCAL, metric="bytes", unit="kB", by=1), found)
+    fact = check_claim(
+        Claim(text="So it is.", left=A, right=LOCAL, metric="bytes", unit="kB", by=1), found
+    )
     assert fact.fact and fact.said == "reproduced", "bytes are the same on any data"
 
 
@@ -227,7 +298,11 @@ def test_a_question_is_the_same_in_all_its_settings(made: Made) -> None:
         {"by": 3},
     ]
     assert {claims(made, {}, **each).question for each in settings} == {f"{A} against Local"}
-    others = ({"right": 50.0}, {"left": f"{A} @ α = 5", "right": f"{A} @ α = 0.1"}, {"metric": "bytes"})
+    others = (
+        {"right": 50.0},
+        {"left": f"{A} @ α = 5", "right": f"{A} @ α = 0.1"},
+        {"metric": "bytes"},
+    )
     assert len({claims(made, {}, **each).question for each in others} | {f"{A} against Local"}) == 4
 
 
@@ -235,12 +310,16 @@ def test_alone_oracle_and_diagnoses_stand_beside_the_verdict(made: Made) -> None
     named = {"alone": LOCAL, "oracle": A, "diagnoses": ("accuracy", "no such metric")}
     found = replace(made.found(), reproduction=made.reproduction.model_copy(update=named))
     one = check_claim(Claim(text="So it is.", left=A, right=LOCAL), found)
-    values = [np.mean([*found.numbers[A, column].by_seed.values()]) for column in ("α = 5", "α = 0.1")]
+    values = [
+        np.mean([*found.numbers[A, column].by_seed.values()]) for column in ("α = 5", "α = 0.1")
+    ]
     assert f"oracle {np.mean(values):.1f}" in one.beside and "alone " in one.beside
     assert f"accuracy {np.mean(values) / 100:.2f}" in one.beside and "no such" not in one.beside
 
 
-def test_equal_differences_in_all_seeds_fail_the_gate_unless_they_count_messages(made: Made) -> None:
+def test_equal_differences_in_all_seeds_fail_the_gate_unless_they_count_messages(
+    made: Made,
+) -> None:
     same = table([3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 1, 1])
     assert claims(made, same).gate == "spread"
     assert claims(made, {}, metric="bytes", unit="kB").gate == ""
@@ -252,8 +331,13 @@ def test_rows_that_cannot_be_compared_fail_the_gate(made: Made) -> None:
     numbers = table([10, 10.1, 9.9], [14, 14.1, 13.8], [8, 8, 8], [1, 1, 1])
     found = claims(made, numbers, incomparable="Local has a random head for new clients.")
     assert (found.gate, found.found) == ("comparable", "Local has a random head for new clients")
-    rows = [row.model_copy(update={"tuned": {"small": 9} if row.name == A else {}}) for row in made.reproduction.rows]
-    tuned = replace(made.found(), reproduction=made.reproduction.model_copy(update={"rows": tuple(rows)}))
+    rows = [
+        row.model_copy(update={"tuned": {"small": 9} if row.name == A else {}})
+        for row in made.reproduction.rows
+    ]
+    tuned = replace(
+        made.found(), reproduction=made.reproduction.model_copy(update={"rows": tuple(rows)})
+    )
     one = check_claim(Claim(text="So it is.", left=A, right=LOCAL), tuned)
     assert (one.verdict, one.gate, one.found) == (
         "could not be tested here",
@@ -266,14 +350,25 @@ def test_holm_counts_claims_with_the_same_runs_once(made: Made) -> None:
     strong = table([10, 10.1, 9.9], [14, 14.1, 13.8], [8, 8, 8], [1, 1.1, 1])
     found = planted(made, strong)
     clear, vague = (
-        Claim(text=name, left=A, right=right) for name, right in (("clear", LOCAL), ("vague", f"{A} @ α = 0.1"))
+        Claim(text=name, left=A, right=right)
+        for name, right in (("clear", LOCAL), ("vague", f"{A} @ α = 0.1"))
     )
     (one,) = check_claims([clear], found)
-    assert [c.verdict for c in check_claims([clear, clear], found)] == [one.verdict] * 2 == ["reproduced"] * 2
+    assert (
+        [c.verdict for c in check_claims([clear, clear], found)]
+        == [one.verdict] * 2
+        == ["reproduced"] * 2
+    )
     weak = planted(made, table([10, 11.5, 11], [14, 9, 13.8], [8, 8, 8.7], [14.1, 14.1, 13.9]))
     alone = check_claim(Claim(text="So it is.", left=f"{A} @ α = 5", right="Local @ α = 5"), weak)
-    pair = check_claims([Claim(text="So it is.", left=f"{A} @ α = 5", right="Local @ α = 5"), vague], weak)
-    assert alone.verdict == "reproduced" and pair[0].verdict == "could not be tested here" and "Holm" in pair[0].found
+    pair = check_claims(
+        [Claim(text="So it is.", left=f"{A} @ α = 5", right="Local @ α = 5"), vague], weak
+    )
+    assert (
+        alone.verdict == "reproduced"
+        and pair[0].verdict == "could not be tested here"
+        and "Holm" in pair[0].found
+    )
 
 
 def test_runs_of_a_seed_in_one_column_must_have_the_same_test_rows(made: Made) -> None:
@@ -282,10 +377,21 @@ def test_runs_of_a_seed_in_one_column_must_have_the_same_test_rows(made: Made) -
     assert place.attempts[1].record
     for change in ({"test_sha256": "0" * 64}, {"dataset": "another"}):
         record = place.attempts[1].record.model_copy(update=change)
-        attempts = (place.attempts[0], replace(place.attempts[1], record=record), *place.attempts[2:])
-        moved = replace(found, places={**found.places, (LOCAL, "α = 5"): replace(place, attempts=attempts)})
-        by_rows, by_cells = (Claim(text="So it is.", left=A, right=right) for right in (LOCAL, "Local @ α = 5"))
-        why = {(check_claim(claim, moved).gate, check_claim(claim, moved).found) for claim in (by_rows, by_cells)}
+        attempts = (
+            place.attempts[0],
+            replace(place.attempts[1], record=record),
+            *place.attempts[2:],
+        )
+        moved = replace(
+            found, places={**found.places, (LOCAL, "α = 5"): replace(place, attempts=attempts)}
+        )
+        by_rows, by_cells = (
+            Claim(text="So it is.", left=A, right=right) for right in (LOCAL, "Local @ α = 5")
+        )
+        why = {
+            (check_claim(claim, moved).gate, check_claim(claim, moved).found)
+            for claim in (by_rows, by_cells)
+        }
         assert why == {("test rows", "runs of one seed have different test rows")}
         across = Claim(text="So it is.", left="Local @ α = 5", right="Local @ α = 0.1")
         assert check_claim(across, moved).gate != "test rows" and "paired by seed only" in RULES[-1]
@@ -298,7 +404,9 @@ def test_times_are_compared_on_one_machine_only(made: Made) -> None:
     environment = {**place.attempts[1].record.environment, "processor": "another"}
     record = place.attempts[1].record.model_copy(update={"environment": environment})
     attempts = (place.attempts[0], replace(place.attempts[1], record=record), *place.attempts[2:])
-    moved = replace(found, places={**found.places, (LOCAL, "α = 5"): replace(place, attempts=attempts)})
+    moved = replace(
+        found, places={**found.places, (LOCAL, "α = 5"): replace(place, attempts=attempts)}
+    )
     timed = Claim(text="So it is.", left=A, right=LOCAL, metric="seconds", unit="s")
     assert check_claim(timed, moved).gate == "machine" != check_claim(timed, found).gate
     assert "on one machine" in check_claim(timed, found).found
@@ -306,12 +414,21 @@ def test_times_are_compared_on_one_machine_only(made: Made) -> None:
 
 
 def test_infinite_differences(made: Made) -> None:
-    found = claims(made, table([10, 20, math.inf], [1, 2, 3], [1, 2, 3], [1, 2, 3]), columns=("α = 5",))
-    assert (found.verdict, found.gate, found.seeds[2], found.mean) == ("could not be tested here", "finite", None, None)
+    found = claims(
+        made, table([10, 20, math.inf], [1, 2, 3], [1, 2, 3], [1, 2, 3]), columns=("α = 5",)
+    )
+    assert (found.verdict, found.gate, found.seeds[2], found.mean) == (
+        "could not be tested here",
+        "finite",
+        None,
+        None,
+    )
     never = claims(made, table([1, 2, 3], [1, 2, 3], [math.inf] * 3, [1, 2, 3]), rule="less")
     assert (never.verdict, never.mean, never.ends) == ("reproduced", None, None)
     assert never.found == "the second is infinite in every seed"
-    both = claims(made, table([math.inf] * 3, [1, 2, 3], [math.inf] * 3, [1, 2, 3]), rule="within", by=1)
+    both = claims(
+        made, table([math.inf] * 3, [1, 2, 3], [math.inf] * 3, [1, 2, 3]), rule="within", by=1
+    )
     assert (both.verdict, both.gate) == ("could not be tested here", "measured")
     assert both.seeds == never.seeds == dict.fromkeys(range(3))
 
@@ -319,7 +436,10 @@ def test_infinite_differences(made: Made) -> None:
 def test_rounding_errors_are_no_difference(made: Made) -> None:
     numbers = table([0.3] * 3, [0.3] * 3, [0.1] * 3, [0.1] * 3)
     found = claims(made, numbers, times=3, rule="less")
-    assert 0.3 - 3 * 0.1 < 0 and (found.gate, found.seeds) == ("spread", dict.fromkeys(range(3), 0.0))
+    assert 0.3 - 3 * 0.1 < 0 and (found.gate, found.seeds) == (
+        "spread",
+        dict.fromkeys(range(3), 0.0),
+    )
 
 
 def test_no_number_is_not_the_best(made: Made) -> None:
@@ -334,7 +454,8 @@ def test_no_number_is_not_the_best(made: Made) -> None:
 
 
 def test_the_same_runs_compared_in_the_same_way_are_the_same_evidence(made: Made) -> None:
-    one, cells = claims(made, {}, columns=("α = 5",)), claims(made, {}, left=f"{A} @ α = 5", right="Local @ α = 5")
+    one = claims(made, {}, columns=("α = 5",))
+    cells = claims(made, {}, left=f"{A} @ α = 5", right="Local @ α = 5")
     assert one.evidence == cells.evidence and len(one.evidence) == 16
     changes: list[dict[str, Any]] = [
         {},
@@ -344,9 +465,13 @@ def test_the_same_runs_compared_in_the_same_way_are_the_same_evidence(made: Made
         {"times": 2},
         {"right": 2.0},
     ]
-    assert len({one.evidence, *(claims(made, {}, **each).evidence for each in changes)}) == 1 + len(changes)
+    assert len({one.evidence, *(claims(made, {}, **each).evidence for each in changes)}) == 1 + len(
+        changes
+    )
     assert claims(made, {}, left="Large").evidence == ""
-    kilo, mega = (claims(made, {}, metric="bytes", unit=unit, by=1).evidence for unit in ("kB", "MB"))
+    kilo, mega = (
+        claims(made, {}, metric="bytes", unit=unit, by=1).evidence for unit in ("kB", "MB")
+    )
     assert kilo != mega
 
 
@@ -354,7 +479,9 @@ def test_columns_in_which_a_row_cannot_be_run_are_left_out_and_named(made: Made)
     found = made.found()
     at = (LOCAL, "α = 0.1")
     cell = replace(found.places[at].cell, runs=(), untestable="no such data here")
-    some = replace(found, places={**found.places, at: replace(found.places[at], cell=cell, attempts=())})
+    some = replace(
+        found, places={**found.places, at: replace(found.places[at], cell=cell, attempts=())}
+    )
     one = check_claim(Claim(text="So it is.", left=A, right=LOCAL), some)
     assert one.left_out == ("α = 0.1",) and one.compared == f"{A} − Local, α = 5 (without α = 0.1)"
     named = check_claim(Claim(text="So it is.", left=A, right=LOCAL, columns=("α = 5",)), some)

@@ -39,12 +39,16 @@ def test_a_plan_runs_nothing(fedloom: Callable[..., Done], tmp_path: Path) -> No
     assert "sample passes, about" in shown
     shown = fedloom("reproduce", "tiny.toml", "--plan", "--scale", "paper").stdout
     assert "missing data: svhn" in shown
-    shown = fedloom("reproduce", "tiny.toml", "--plan", "-s", "models.pool=['liner']", code=2).stdout
+    shown = fedloom(
+        "reproduce", "tiny.toml", "--plan", "-s", "models.pool=['liner']", code=2
+    ).stdout
     assert shown.startswith("cannot be run") and "linear" in shown
     assert [p.name for p in tmp_path.iterdir()] == ["tiny.toml"]
 
 
-def test_a_full_disk_is_a_line(fedloom: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_line(
+    fedloom: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run_plan(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", "out/page")
 
@@ -59,7 +63,10 @@ def test_a_full_disk_is_a_line(fedloom: Callable[..., Done], monkeypatch: pytest
     [
         ([], "fedloom list reproductions"),
         (["fedal-table-99"], "unknown table or figure 'fedal-table-99'"),
-        (["nothing"], "unknown table or figure 'nothing'. List all with: fedloom list reproductions"),
+        (
+            ["nothing"],
+            "unknown table or figure 'nothing'. List all with: fedloom list reproductions",
+        ),
         (["."], ". is a folder. Name a .toml file"),
         (["tiny.toml", "--scale", "big"], "--scale must be small or paper"),
         (["tiny.toml", "--only", "FedAll"], "Did you mean 'FedAL'"),
@@ -85,13 +92,27 @@ def test_ctrl_c_writes_the_page_and_the_same_command_does_what_is_left(
 ) -> None:
     page = write(tmp_path)
     (tmp_path / "tiny.toml").write_text(TINY.replace('method = "fedal"', f'method = "{page}"'))
-    command = ["reproduce", "tiny.toml", "--only", "α = 5", "--seeds", "1", "--workers", "1", "-s", "rounds=60"]
+    command = [
+        "reproduce",
+        "tiny.toml",
+        "--only",
+        "α = 5",
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+        "-s",
+        "rounds=60",
+    ]
     shown = fedloom(*command, "--plan").stdout
     assert "timing a few small rounds of" in shown
     page.with_name("rounds").unlink()  # those of the timing
     held = hold(page, 0, 5)
     with subprocess.Popen(
-        [sys.executable, "-m", "fedloom", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "fedloom", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         while "0 5" not in rounds(page):
             time.sleep(0.01)
@@ -101,12 +122,19 @@ def test_ctrl_c_writes_the_page_and_the_same_command_does_what_is_left(
         held.unlink()
         shown, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert errors == "Stopping after the rounds in progress, each saved first. Press Ctrl-C again to stop at once.\n"
+    assert (
+        errors
+        == "Stopping after the rounds in progress, each saved first. Press Ctrl-C again to stop "
+        "at once.\n"
+    )
     assert shown.endswith("Stopped. Repeat the command to continue.\n")
     (pages,) = (tmp_path / "reproduced").glob("small-*/tiny")
     shown = (pages / "index.html").read_text()
     assert "Settings differ from the file: rounds=60." in shown
-    assert "fedloom reproduce tiny.toml --scale small --only" in shown and "--seeds 1 -s rounds=60" in shown
+    assert (
+        "fedloom reproduce tiny.toml --scale small --only" in shown
+        and "--seeds 1 -s rounds=60" in shown
+    )
     assert json.loads((pages / "outcome.json").read_text())["runs"] < 2
     before = rounds(page)
     done = fedloom(*command).stdout
@@ -123,7 +151,10 @@ def test_its_command_and_lists_are_those_of_fedloom(fedloom: Callable[..., Done]
     assert [row["name"] for row in rows] == [*shipped()] and rows[2]["place"] == "Table VI"
     assert [name for name, _ in completing("reproductions")("fedal-table-6")] == ["fedal-table-6"]
     done = fedloom("run", "fedal-table-6", code=2)
-    assert done.stderr == "error  fedal-table-6 has a table rows: use fedloom reproduce fedal-table-6\n"
+    assert (
+        done.stderr
+        == "error  fedal-table-6 has a table rows: use fedloom reproduce fedal-table-6\n"
+    )
 
 
 def test_help_teaches(fedloom: Callable[..., Done]) -> None:
@@ -150,7 +181,10 @@ def test_progress_in_a_terminal_shows_what_runs() -> None:
     file = StringIO()
     with PoolProgress(Console(file=file, width=200, force_terminal=True)) as many:
         many.show(Standing(8, 2, 0, 0, (("a", 0.25), ("b", 0.0), ("c", 0.5)), 100.0))
-    assert "2/8" in file.getvalue() and "2 min left  a 25%, b and 1 more" in file.getvalue().replace(", and", " and")
+    assert (
+        "2/8" in file.getvalue()
+        and "2 min left  a 25%, b and 1 more" in file.getvalue().replace(", and", " and")
+    )
 
 
 def test_numbers_for_people() -> None:

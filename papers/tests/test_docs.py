@@ -1,4 +1,6 @@
-"""The pages of the papers' results name commands and files that exist, and say no more than the runs can."""
+"""The pages of the papers' results name commands and files that exist, and say no more than the
+runs can.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ PAGES = [ROOT / "papers" / "README.md", *sorted({*DOCS.glob("*.md"), *DOCS.glob(
 def test_every_command_is_understood() -> None:
     found = [(page, line) for page in PAGES for line in commands(page)]
     assert len(found) > 10
-    wrong = [f"{page.name}: fedloom {line}: {why}" for page, line in found if (why := mistake(line))]
+    wrong = [
+        f"{page.name}: fedloom {line}: {why}" for page, line in found if (why := mistake(line))
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -34,7 +38,9 @@ def claims_of(folder: str) -> list[dict[str, Any]]:
     """The archived claims of all tables and figures."""
     text = (DOCS / "reproduced" / folder / "claims.json").read_text(encoding="utf-8")
     return [
-        claim | {"name": one["name"], "system": one["system"]} for one in json.loads(text) for claim in one["claims"]
+        claim | {"name": one["name"], "system": one["system"]}
+        for one in json.loads(text)
+        for claim in one["claims"]
     ]
 
 
@@ -44,12 +50,16 @@ def test_only_claims_on_the_papers_own_data_are_judged(folder: str) -> None:
         assert claim["verdict"] in VERDICTS
         judged = claim["verdict"] in VERDICTS[:3]
         assert not (judged and claim["stand_in"]), claim["text"]
-        assert not (claim["verdict"] in ("seen", "not seen") and not claim["stand_in"]), claim["text"]
+        assert not (claim["verdict"] in ("seen", "not seen") and not claim["stand_in"]), claim[
+            "text"
+        ]
         assert not claim["stand_in"] or (
             claim["printed"] is None and not re.search(r"printed [+−\d]", claim["found"])
         ), claim["text"]
         assert not claim["stand_in"] or claim["bed"], claim["text"]
-        assert (claim["verdict"] == UNTESTED) == bool(claim["gate"] and claim["found"]), claim["text"]
+        assert (claim["verdict"] == UNTESTED) == bool(claim["gate"] and claim["found"]), claim[
+            "text"
+        ]
 
 
 @pytest.mark.parametrize("folder", ["", "paper"])
@@ -57,7 +67,9 @@ def test_a_claim_on_other_data_asks_for_no_size_that_the_paper_prints(folder: st
     for claim in claims_of(folder):
         if claim["stand_in"]:
             assert claim["rule"] == "within" or "; margin" not in claim["compared"], claim["text"]
-            assert not re.search(r"\d points? (above|on average)|by (about|at least|\d)", claim["text"]), claim["text"]
+            assert not re.search(
+                r"\d points? (above|on average)|by (about|at least|\d)", claim["text"]
+            ), claim["text"]
 
 
 @pytest.mark.parametrize("folder", ["", "paper"])
@@ -65,7 +77,9 @@ def test_the_same_comparison_of_the_same_runs_has_one_verdict(folder: str) -> No
     found: dict[Any, tuple[str, str]] = {}
     for claim in claims_of(folder):
         if claim["seeds"]:
-            key = json.dumps([claim[name] for name in ("system", "seeds", "rule", "compared", "stand_in")])
+            key = json.dumps(
+                [claim[name] for name in ("system", "seeds", "rule", "compared", "stand_in")]
+            )
             verdict = claim["verdict"], claim["gate"]
             assert found.setdefault(key, verdict) == verdict, claim["text"]
 
@@ -80,7 +94,12 @@ def test_pages_do_not_use_the_old_words_nor_count_verdicts() -> None:
 
 def test_the_overview_has_at_most_twelve_questions_each_with_its_bed() -> None:
     chosen = [claim for claim in claims_of("") if claim["headline"]]
-    assert 4 <= len(chosen) <= 12 and {claim["system"] for claim in chosen} == {"fedal", "afind", "evfl", "augfl"}
+    assert 4 <= len(chosen) <= 12 and {claim["system"] for claim in chosen} == {
+        "fedal",
+        "afind",
+        "evfl",
+        "augfl",
+    }
     text = (DOCS / "reproduced" / "claims.md").read_text(encoding="utf-8")
     assert all(f"| {claim['bed']} |" in text for claim in chosen)
 
@@ -89,7 +108,9 @@ def test_the_overview_has_at_most_twelve_questions_each_with_its_bed() -> None:
 def test_a_papers_page_says_first_what_was_run_and_asks_each_question_once(system: str) -> None:
     text = (DOCS / "reproduced" / system / "table.md").read_text(encoding="utf-8")
     first = next(
-        line for line in text.split("\n") if line and not line.startswith(("#", ">")) and " scale · " not in line
+        line
+        for line in text.split("\n")
+        if line and not line.startswith(("#", ">")) and " scale · " not in line
     )
     for word in (
         "Run here: ",

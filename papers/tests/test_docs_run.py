@@ -1,4 +1,6 @@
-"""Every command and file of the papers' pages is run, as `tests/test_docs_run.py` runs those of fedloom's pages."""
+"""Every command and file of the papers' pages is run, as `tests/test_docs_run.py` runs those of
+fedloom's pages.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ MORE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_commands_run(page: Path, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run(
+    page: Path, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_all = pool.run_all
     monkeypatch.setattr(plan, "run_all", lambda jobs, **more: run_all(jobs[:1], **more))
     monkeypatch.setattr(plan, "fetch", lambda sets: None)

@@ -1,4 +1,6 @@
-"""Every published table and figure that fedloom ships: it can be read, and all its runs can be made."""
+"""Every published table and figure that fedloom ships: it can be read, and all its runs can be
+made.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_every_published_table_and_figure_has_a_file() -> None:
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_all_cells_are_valid_runs_on_shared_splits(name: str, scale: Scale, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_cells_are_valid_runs_on_shared_splits(
+    name: str, scale: Scale, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for extra in (
         "torchvision",
         "transformers",
@@ -113,7 +117,9 @@ TABLE_I = {"ModelNet-10": 9, "Fashion-MNIST": 8, "Credit card default": 9, "Adul
 VERTICAL_ROWS = {"active-only", "split", "ss-vfl", "fedhssl", "proto-evfl"}
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith("evfl") and name != "evfl-table-2"])
+@pytest.mark.parametrize(
+    "name", [name for name in PUBLISHED if name.startswith("evfl") and name != "evfl-table-2"]
+)
 def test_at_the_papers_scale_epochs_are_those_of_table_i(name: str) -> None:
     found, checked = known(name), 0
     for cell in found.cells("paper", 1):
@@ -122,7 +128,11 @@ def test_at_the_papers_scale_epochs_are_those_of_table_i(name: str) -> None:
                 continue
             epochs = TABLE_I[found.data(cell.row, cell.column, "paper")]
             assert run.params["epochs"] == epochs, cell.name
-            if run.method == "proto-evfl" and run.params.get("steps") != 0 and "τ = 8" not in cell.row.name:
+            if (
+                run.method == "proto-evfl"
+                and run.params.get("steps") != 0
+                and "τ = 8" not in cell.row.name
+            ):
                 assert run.params["local_epochs"] in ("epochs", epochs), cell.name
             checked += 1
     assert checked
@@ -133,11 +143,18 @@ def test_a_cell_is_made_of_scale_column_and_row() -> None:
     one, two, *_ = found.cells("small")
     run = one.runs[2]
     assert (run.method, run.rounds, run.iterations, run.seed) == ("fedal", 2, None, 2)
-    assert (run.data.clients, run.data.partition, run.data.options) == (4, "pathological", {"classes": 2})
+    assert (run.data.clients, run.data.partition, run.data.options) == (
+        4,
+        "pathological",
+        {"classes": 2},
+    )
     assert (two.runs, two.untestable, two.published) == ((), "no such data here", (71.5, 0.4))
     assert one.published == (70.0, None)
     last = [*found.cells("paper", only=["b @ *"])]
-    assert [(c.name, len(c.runs), c.runs[0].params["lr"]) for c in last] == [("B @ one", 5, 0.1), ("B @ two", 5, 0.1)]
+    assert [(c.name, len(c.runs), c.runs[0].params["lr"]) for c in last] == [
+        ("B @ one", 5, 0.1),
+        ("B @ two", 5, 0.1),
+    ]
 
 
 def test_a_manifest_is_named_by_its_data() -> None:
@@ -147,7 +164,9 @@ def test_a_manifest_is_named_by_its_data() -> None:
 
 
 def test_settings_over_all_others_win() -> None:
-    (cell,) = made().cells("small", seeds=1, only=["A @ one"], change={"iterations": 5, "data": {"clients": 3}})
+    (cell,) = made().cells(
+        "small", seeds=1, only=["A @ one"], change={"iterations": 5, "data": {"clients": 3}}
+    )
     assert (cell.runs[0].iterations, cell.runs[0].rounds, cell.runs[0].data.clients) == (5, None, 3)
     assert len(cell.runs) == 1
 
@@ -167,9 +186,17 @@ def test_a_cell_that_is_no_valid_run_is_named() -> None:
         ('left = "A"', 'left = "A @ four"', "names the unknown row or cell 'A @ four'"),
         ('left = "A"', 'left = "A"\ncolumns = ["four"]', "names the unknown column 'four'"),
         ('system = "fedal"', 'system = "fedal"\npictures = ["pie"]', "unknown picture 'pie'"),
-        ('system = "fedal"', 'system = "fedal"\npictures = ["columns"]', "needs a value in each column"),
+        (
+            'system = "fedal"',
+            'system = "fedal"\npictures = ["columns"]',
+            "needs a value in each column",
+        ),
         ('name = "A"', 'name = "A @ B"', "must not contain ' @ '"),
-        ('place = "Table I"', 'place = "Table I"\nunit = "Mb"', "unknown unit 'Mb'. Did you mean 'MB'"),
+        (
+            'place = "Table I"',
+            'place = "Table I"\nunit = "Mb"',
+            "unknown unit 'Mb'. Did you mean 'MB'",
+        ),
         ('right = "B"', 'right = "B"\nunit = "KB"', "unknown unit 'KB'. Did you mean 'kB'"),
         ("[small]", "[small", "mine is not valid TOML"),
     ],
@@ -181,17 +208,26 @@ def test_a_file_that_contradicts_itself_says_where(old: str, new: str, message: 
 
 
 def test_a_name_that_does_not_exist() -> None:
-    with pytest.raises(ConfigError, match=r"unknown table or figure .fedal-table-66.\. Did you mean"):
+    with pytest.raises(
+        ConfigError, match=r"unknown table or figure .fedal-table-66.\. Did you mean"
+    ):
         read("fedal-table-66")
 
 
 def test_merging_keeps_the_tables_below() -> None:
-    under: dict[str, Any] = {"rounds": 3, "data": {"clients": 4, "partition": "dirichlet", "options": {"alpha": 1.0}}}
+    under: dict[str, Any] = {
+        "rounds": 3,
+        "data": {"clients": 4, "partition": "dirichlet", "options": {"alpha": 1.0}},
+    }
     assert merged(under, {"iterations": 9, "data": {"clients": 5}}) == {
         "iterations": 9,
         "data": {"clients": 5, "partition": "dirichlet", "options": {"alpha": 1.0}},
     }
-    assert merged(under, {"data": {"partition": "iid"}})["data"] == {"clients": 4, "partition": "iid", "options": {}}
+    assert merged(under, {"data": {"partition": "iid"}})["data"] == {
+        "clients": 4,
+        "partition": "iid",
+        "options": {},
+    }
     assert under["data"]["options"] == {"alpha": 1.0}
     assert merged({}, {"rounds": 1, "iterations": 2}) == {"rounds": 1, "iterations": 2}
     with pytest.raises(ConfigError, match="set rounds or iterations, not both"):

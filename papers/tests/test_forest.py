@@ -38,12 +38,28 @@ class Elements(HTMLParser):
 
 def test_each_claim_has_its_text_and_verdict() -> None:
     other = replace(
-        ONE, text="B is less accurate.", rule="less", verdict="not reproduced", mean=90.0, ends=(80.0, 100.0)
+        ONE,
+        text="B is less accurate.",
+        rule="less",
+        verdict="not reproduced",
+        mean=90.0,
+        ends=(80.0, 100.0),
     )
-    gated = replace(ONE, text="C is more accurate.", verdict="could not be tested here", gate="headroom", printed=None)
+    gated = replace(
+        ONE,
+        text="C is more accurate.",
+        verdict="could not be tested here",
+        gate="headroom",
+        printed=None,
+    )
     svg, keys = forest("x", [(ONE, "Table I"), (other, "Table I"), (gated, "Figure 2")])
     texts = " ".join(Elements(str(svg)).texts)
-    for words in ("Table I: A is more <accurate> than B.", "not reproduced", "headroom", "Figure 2: C is"):
+    for words in (
+        "Table I: A is more <accurate> than B.",
+        "not reproduced",
+        "headroom",
+        "Figure 2: C is",
+    ):
         assert words in texts
     assert [key.text for key in keys] == [
         "reproduced",
@@ -63,7 +79,10 @@ def test_a_file_has_its_legend_above_the_figure() -> None:
     svg, keys = forest("x", [(ONE, "Table I")])
     file = file_of(Figure("Claims", svg, keys))
     left, top, width, height = map(int, ElementTree.fromstring(file).attrib["viewBox"].split())
-    inner = [int(side) for side in ElementTree.fromstring(file_of(Figure("Claims", svg))).attrib["viewBox"].split()]
+    inner = [
+        int(side)
+        for side in ElementTree.fromstring(file_of(Figure("Claims", svg))).attrib["viewBox"].split()
+    ]
     assert (left, width) == (0, inner[2]) and top < 0 and height + top == inner[3]
     texts = [text for text in Elements(file).texts if text.strip()]
     assert texts[: len(keys)] == ["reproduced", "the paper's effect"]

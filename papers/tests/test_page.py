@@ -67,7 +67,9 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_table_says_what_the_runs_and_the_paper_do(made: Made, written: tuple[Path, Outcome]) -> None:
+def test_the_table_says_what_the_runs_and_the_paper_do(
+    made: Made, written: tuple[Path, Outcome]
+) -> None:
     target, _ = written
     lines = {(line["row"], line["column"]): line for line in table(target / "table.csv")}
     assert len(lines) == len(made.cells)
@@ -84,7 +86,12 @@ def test_the_table_says_what_the_runs_and_the_paper_do(made: Made, written: tupl
         assert [line["paper"]] == (paper or [""])
         if ours and cell.published:
             assert float(line["difference"]) == pytest.approx(np.mean(ours) - cell.published[0])
-    best = {(at[1], kind) for at, line in lines.items() for kind in ("best", "paper best") if line[kind] == "1"}
+    best = {
+        (at[1], kind)
+        for at, line in lines.items()
+        for kind in ("best", "paper best")
+        if line[kind] == "1"
+    }
     assert best == {("α = 5", "best"), ("α = 0.1", "best"), ("α = 5", "paper best")}
     assert lines["Large", "α = 5"]["paper best"] == "1"
 
@@ -94,7 +101,11 @@ def test_the_page_shows_the_same_table(written: tuple[Path, Outcome]) -> None:
     shown, *_ = Tables((target / "index.html").read_text()).tables
     head, *rows = shown
     assert head == ["By α", "α = 5", "α = 0.1"]
-    cells = {(row[0].strip(), column): text for row in rows for column, text in zip(head[1:], row[1:], strict=True)}
+    cells = {
+        (row[0].strip(), column): text
+        for row in rows
+        for column, text in zip(head[1:], row[1:], strict=True)
+    }
     for line in table(target / "table.csv"):
         text = cells[line["row"], line["column"]]
         if line["mean"]:
@@ -120,12 +131,19 @@ def test_the_page_stands_alone_and_escapes_all_text(written: tuple[Path, Outcome
     assert not [link for link in outside if re.match(r"\w+:|//", link)]
     pictures = [attrs for tag, attrs in found.tags if tag == "svg" and attrs.get("role") == "img"]
     assert len(pictures) == 11 and all(len(attrs["aria-label"] or "") > 30 for attrs in pictures)
-    for text_of_page in ("Table I of Smart Sampling", "Digits stand in.", "PyTorch", "fedloom reproduce afind-table-1"):
+    for text_of_page in (
+        "Table I of Smart Sampling",
+        "Digits stand in.",
+        "PyTorch",
+        "fedloom reproduce afind-table-1",
+    ):
         assert text_of_page in text
     assert 'class="warning"' not in text
 
 
-def test_every_run_is_listed_and_its_folder_exists(made: Made, written: tuple[Path, Outcome]) -> None:
+def test_every_run_is_listed_and_its_folder_exists(
+    made: Made, written: tuple[Path, Outcome]
+) -> None:
     target, outcome = written
     found = Tables((target / "index.html").read_text())
     *_, runs = found.tables
@@ -143,9 +161,17 @@ def test_every_run_is_listed_and_its_folder_exists(made: Made, written: tuple[Pa
 
 def test_the_claims_are_reported(written: tuple[Path, Outcome]) -> None:
     target, outcome = written
-    assert [claim.verdict for claim in outcome.claims] == ["reproduced", "could not be tested here", "reproduced"]
+    assert [claim.verdict for claim in outcome.claims] == [
+        "reproduced",
+        "could not be tested here",
+        "reproduced",
+    ]
     _, claims, *_ = Tables((target / "index.html").read_text()).tables
-    assert [row[2] for row in claims[1:]] == ["reproduced", "could not be tested here (runs)", "reproduced"]
+    assert [row[2] for row in claims[1:]] == [
+        "reproduced",
+        "could not be tested here (runs)",
+        "reproduced",
+    ]
     assert claims[2][3:] == ["needs ImageNet models", "–", "–", ""]
     assert outcome.cells == {"all": 4, "some": 0, "none": 0, "untestable": 2}
 
@@ -165,11 +191,22 @@ def test_the_markdown_has_whole_tables(written: tuple[Path, Outcome]) -> None:
     text = (written[0] / "table.md").read_text()
     numbers, claims, facts = tables_of(text)
     assert {len(line) for line in numbers} == {3} and {len(line) for line in claims} == {7}
-    assert [line[0] for line in numbers] == ["By α", "---", r"AFIND+ \| \<i\>", "Local", "Large", "chance"]
+    assert [line[0] for line in numbers] == [
+        "By α",
+        "---",
+        r"AFIND+ \| \<i\>",
+        "Local",
+        "Large",
+        "chance",
+    ]
     mean = float(table(written[0] / "table.csv")[0]["mean"])
     assert numbers[2][1].startswith(f"{mean:.1f}") and "<br>paper\u00a078" in numbers[2][1]
     assert "<script>" not in text and facts[5][0] == "Versions"
-    assert [line[2] for line in claims[2:]] == ["reproduced", "could not be tested here (runs)", "reproduced"]
+    assert [line[2] for line in claims[2:]] == [
+        "reproduced",
+        "could not be tested here (runs)",
+        "reproduced",
+    ]
 
 
 def test_what_is_missing_or_failed_is_reported(made: Made, tmp_path: Path) -> None:
@@ -208,7 +245,9 @@ def test_what_is_missing_or_failed_is_reported(made: Made, tmp_path: Path) -> No
 
 def test_a_page_without_any_run_says_why(made: Made, tmp_path: Path) -> None:
     target = tmp_path / "afind-table-1"
-    outcome = page.write(made.reproduction, "small", made.cells, lambda run: tmp_path / "runs" / run.method, target)
+    outcome = page.write(
+        made.reproduction, "small", made.cells, lambda run: tmp_path / "runs" / run.method, target
+    )
     assert (outcome.runs, outcome.seconds) == (0, 0)
     assert {claim.verdict for claim in outcome.claims} == {"could not be tested here"}
     shown, *_ = Tables((target / "index.html").read_text()).tables
@@ -216,14 +255,18 @@ def test_a_page_without_any_run_says_why(made: Made, tmp_path: Path) -> None:
     assert not [*target.glob("curves.csv")]
 
 
-def test_the_pages_are_the_same_whenever_they_are_written(made: Made, written: tuple[Path, Outcome]) -> None:
+def test_the_pages_are_the_same_whenever_they_are_written(
+    made: Made, written: tuple[Path, Outcome]
+) -> None:
     target, _ = written
     before = {path.name: path.read_bytes() for path in target.iterdir()}
     page.write(made.reproduction, "small", made.cells, made.folder, target)
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before
 
 
-def test_a_paper_s_page_has_every_claim_in_a_line_and_says_first_what_was_run(written: tuple[Path, Outcome]) -> None:
+def test_a_paper_s_page_has_every_claim_in_a_line_and_says_first_what_was_run(
+    written: tuple[Path, Outcome],
+) -> None:
     target, outcome = written
     path = write_index(target.parent)
     assert path == target.parent / "index.html"
@@ -233,17 +276,23 @@ def test_a_paper_s_page_has_every_claim_in_a_line_and_says_first_what_was_run(wr
     assert [row[3] for row in [*questions[1:], *facts[1:]]] == [
         claim.said for claim in sorted(outcome.claims, key=lambda claim: claim.fact)
     ]
-    assert [row[0].strip() for row in facts[1:]] == [f"{A} against Local: bytes"] and len(every) == 2
+    assert [row[0].strip() for row in facts[1:]] == [f"{A} against Local: bytes"] and len(
+        every
+    ) == 2
     links = [str(attrs["href"]) for tag, attrs in found.tags if tag == "a"]
     assert links == ["../afind-table-1/index.html"] * 4 and (paper / links[0]).is_file()
     text = (paper / "table.md").read_text()
     lead = text.split("\n\n")[2]
-    assert lead.startswith("Run here: Handwritten digits, with multilayer perceptrons, 4 clients, 2 rounds, 3 seeds.")
+    assert lead.startswith(
+        "Run here: Handwritten digits, with multilayer perceptrons, 4 clients, 2 rounds, 3 seeds."
+    )
     assert "[Table I](../afind-table-1/table.md)" in text
     (one,) = json.loads((path.parent / "claims.json").read_text())
     assert [claim.pop("same_runs_as") for claim in one["claims"]] == [None] * 3
     assert one == json.loads((target / "outcome.json").read_text())
-    assert [claim["verdict"] for claim in one["claims"]] == [claim.verdict for claim in outcome.claims]
+    assert [claim["verdict"] for claim in one["claims"]] == [
+        claim.verdict for claim in outcome.claims
+    ]
 
 
 def test_the_overview_has_the_chosen_questions_with_their_beds_and_no_counts(
@@ -265,10 +314,19 @@ def put(folder: Path, outcome: Outcome) -> None:
     (folder / outcome.name / "outcome.json").write_bytes(dumped(outcome))
 
 
-def test_the_index_is_of_all_outcomes_that_are_present(written: tuple[Path, Outcome], tmp_path: Path) -> None:
+def test_the_index_is_of_all_outcomes_that_are_present(
+    written: tuple[Path, Outcome], tmp_path: Path
+) -> None:
     _, outcome = written
-    for name, place in (("mine", "Table Z"), ("afind-figure-2", "Figure 2"), ("afind-table-2", "Table II")):
-        put(tmp_path, replace(outcome, name=name, place=place, versions=("0.0.1",) if name == "mine" else ()))
+    for name, place in (
+        ("mine", "Table Z"),
+        ("afind-figure-2", "Figure 2"),
+        ("afind-table-2", "Table II"),
+    ):
+        put(
+            tmp_path,
+            replace(outcome, name=name, place=place, versions=("0.0.1",) if name == "mine" else ()),
+        )
     good = dumped(outcome).decode()
     strange = {
         "torn": "{",
@@ -280,8 +338,13 @@ def test_the_index_is_of_all_outcomes_that_are_present(written: tuple[Path, Outc
         (tmp_path / name / "outcome.json").write_text(text)
     found, problems = read_outcomes(tmp_path)
     assert [one.name for one in found] == ["afind-table-2", "afind-figure-2", "mine"]
-    assert [problem.partition(" ")[0] for problem in problems] == [f"{name}/outcome.json" for name in sorted(strange)]
-    assert replace(found[0], name=outcome.name, place=outcome.place, versions=outcome.versions) == outcome
+    assert [problem.partition(" ")[0] for problem in problems] == [
+        f"{name}/outcome.json" for name in sorted(strange)
+    ]
+    assert (
+        replace(found[0], name=outcome.name, place=outcome.place, versions=outcome.versions)
+        == outcome
+    )
     text = write_index(tmp_path).read_text()
     assert "torn/outcome.json is damaged" in text and "The runs of mine used fedloom 0.0.1." in text
     questions, facts, _ = Tables((tmp_path / "afind" / "index.html").read_text()).tables
@@ -289,7 +352,10 @@ def test_the_index_is_of_all_outcomes_that_are_present(written: tuple[Path, Outc
     again = ["same runs as Table II"] * 2
     assert sorted(told) == ["", "", "", "", "", *again, *again]  # what cannot be run is no evidence
     assert len([row for row in questions[1:] if row[0].strip()]) == 2, "a question is named once"
-    assert [one["claims"][0]["same_runs_as"] for one in json.loads((tmp_path / "claims.json").read_text())] == [
+    assert [
+        one["claims"][0]["same_runs_as"]
+        for one in json.loads((tmp_path / "claims.json").read_text())
+    ] == [
         None,
         "Table II",
         "Table II",
@@ -303,7 +369,9 @@ def test_what_was_asked_for_is_on_the_pages(made: Made, tmp_path: Path) -> None:
     cells = made.reproduction.cells("small", 2, ["Local"])
     target = tmp_path / "small-1" / "afind-table-1"
     outcome = page.write(made.reproduction, "small", cells, made.folder, target, asked=asked)
-    command = "fedloom reproduce afind-table-1 --scale small --only Local --seeds 2 -s data.clients=4"
+    command = (
+        "fedloom reproduce afind-table-1 --scale small --only Local --seeds 2 -s data.clients=4"
+    )
     changed = "Settings differ from the file: data.clients=4."
     shown, text = (target / "index.html").read_text(), (target / "table.md").read_text()
     assert command in shown and command in text and changed in text and changed in shown
@@ -314,6 +382,8 @@ def test_what_was_asked_for_is_on_the_pages(made: Made, tmp_path: Path) -> None:
 
 def test_the_caption_is_no_markup(tmp_path: Path) -> None:
     one = parsed('metric = "a <b> loss"\n' + TINY, "mine")
-    page.write(one, "small", [*one.cells("small")], lambda run: tmp_path / run.method, tmp_path / "mine")
+    page.write(
+        one, "small", [*one.cells("small")], lambda run: tmp_path / run.method, tmp_path / "mine"
+    )
     text = (tmp_path / "mine" / "table.md").read_text()
     assert "A \\<b\\> loss" in text and "<b>" not in text

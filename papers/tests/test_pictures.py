@@ -30,13 +30,17 @@ def lines(picture: PlotSection) -> list[dict[str, Any]]:
     return [dict(zip(picture.header, row, strict=True)) for row in picture.rows]
 
 
-def test_all_that_are_asked_for_are_drawn_in_order(drawn: tuple[TableResults, dict[str, PlotSection]]) -> None:
+def test_all_that_are_asked_for_are_drawn_in_order(
+    drawn: tuple[TableResults, dict[str, PlotSection]],
+) -> None:
     found, every = drawn
     assert tuple(every) == found.reproduction.pictures
     assert [len(picture.section.figures) for picture in every.values()] == [2, 2, 1, 2, 2, 2]
 
 
-def test_curves_end_at_the_numbers_of_the_table(drawn: tuple[TableResults, dict[str, PlotSection]]) -> None:
+def test_curves_end_at_the_numbers_of_the_table(
+    drawn: tuple[TableResults, dict[str, PlotSection]],
+) -> None:
     found, every = drawn
     last: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for line in lines(every["curves"]):
@@ -63,7 +67,9 @@ def test_what_was_sent_grows_and_who_sends_nothing_is_a_level(
 
 
 @pytest.mark.parametrize("name", ["columns", "bars"])
-def test_ours_stand_beside_the_papers(drawn: tuple[TableResults, dict[str, PlotSection]], name: str) -> None:
+def test_ours_stand_beside_the_papers(
+    drawn: tuple[TableResults, dict[str, PlotSection]], name: str
+) -> None:
     _, every = drawn
     (figure, *_), legend = every[name].section.figures, every[name].section.legend
     texts = [key.text for key in (*legend, *figure.legend)]
@@ -78,14 +84,20 @@ def test_columns_stand_by_their_values(drawn: tuple[TableResults, dict[str, Plot
     assert "at the last value" in figure.svg
 
 
-def test_holdings_are_those_of_the_first_seed(drawn: tuple[TableResults, dict[str, PlotSection]]) -> None:
+def test_holdings_are_those_of_the_first_seed(
+    drawn: tuple[TableResults, dict[str, PlotSection]],
+) -> None:
     found, every = drawn
-    held = json.loads((found.places["Local", "α = 0.1"].attempts[0].folder / "partition.json").read_text())
+    held = json.loads(
+        (found.places["Local", "α = 0.1"].attempts[0].folder / "partition.json").read_text()
+    )
     counts = [line["rows"] for line in lines(every["partition"]) if line["column"] == "α = 0.1"]
     assert counts == np.ravel(held["counts"]).tolist()
 
 
-def test_choices_are_the_weights_of_the_first_seed(drawn: tuple[TableResults, dict[str, PlotSection]]) -> None:
+def test_choices_are_the_weights_of_the_first_seed(
+    drawn: tuple[TableResults, dict[str, PlotSection]],
+) -> None:
     found, every = drawn
     weights: dict[tuple[str, int, str], float] = defaultdict(float)
     for line in lines(every["mixing"]):
@@ -96,7 +108,9 @@ def test_choices_are_the_weights_of_the_first_seed(drawn: tuple[TableResults, di
     assert list(weights.values()) == pytest.approx([1.0] * len(weights), abs=1e-4)
 
 
-def test_a_row_looks_the_same_everywhere(drawn: tuple[TableResults, dict[str, PlotSection]]) -> None:
+def test_a_row_looks_the_same_everywhere(
+    drawn: tuple[TableResults, dict[str, PlotSection]],
+) -> None:
     found, _ = drawn
     looks = [row_style(found, row) for row in found.rows]
     assert len({look.color for look in looks}) == len({look.shape for look in looks}) == 3
@@ -110,7 +124,10 @@ def test_without_runs_there_is_no_picture(made: Made) -> None:
 
 def test_bytes_as_the_metric_are_drawn_as_bytes_and_learn_as_accuracy(made: Made) -> None:
     other = parsed(
-        TEXT.replace('across = "α"', 'across = "α"\nmetric = "bytes"\nunit = "MB"\nbetter = "lower"'), "mine"
+        TEXT.replace(
+            'across = "α"', 'across = "α"\nmetric = "bytes"\nunit = "MB"\nbetter = "lower"'
+        ),
+        "mine",
     )
     found = replace(made.found(), reproduction=other)
     every = {picture.name: picture for picture in pictures(found)}

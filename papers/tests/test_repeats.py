@@ -1,5 +1,6 @@
-"""Archived numbers repeat: one cheap cell of each paper that needs no download is run again; and a page is that of its
-archive."""
+"""Archived numbers repeat: one cheap cell of each paper that needs no download is run again; and a
+page is that of its archive.
+"""
 
 from __future__ import annotations
 

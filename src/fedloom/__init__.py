@@ -15,7 +15,7 @@ The public names, all of them:
     FedloomError                    base of every error raised on purpose
 
 Names are imported when they are first used, so that `import fedloom` costs nothing.
-"""
+"""  # noqa: E501
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,16 @@ from typing import TYPE_CHECKING, Any
 from fedloom._version import __version__
 
 if TYPE_CHECKING:
-    from fedloom.api import CompareResult, Experiment, Result, RunConfig, RunSettings, compare, read, run
+    from fedloom.api import (
+        CompareResult,
+        Experiment,
+        Result,
+        RunConfig,
+        RunSettings,
+        compare,
+        read,
+        run,
+    )
     from fedloom.core.context import ClientContext
     from fedloom.core.errors import FedloomError
     from fedloom.core.federation import Federation
@@ -44,7 +53,16 @@ _HOMES = {
     "fedloom.experiment.trial.result": ("OwnerCard", "TrialResult"),
     "fedloom.estimators": ("FederatedClassifier", "FederatedRegressor"),
     "fedloom.core.errors": ("FedloomError",),
-    "fedloom.api": ("CompareResult", "Experiment", "Result", "RunConfig", "RunSettings", "compare", "read", "run"),
+    "fedloom.api": (
+        "CompareResult",
+        "Experiment",
+        "Result",
+        "RunConfig",
+        "RunSettings",
+        "compare",
+        "read",
+        "run",
+    ),
     "fedloom.core.federation": ("Federation",),
     "fedloom.core.method": ("Method", "MethodConfig"),
     "fedloom.core.party": ("Party",),

@@ -45,11 +45,31 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch.utils.data import Dataset as TorchDataset
 
-__all__ = ["Experiment", "Result", "RunConfig", "Status", "Stopped", "compare", "execute", "read", "run"]
+__all__ = [
+    "Experiment",
+    "Result",
+    "RunConfig",
+    "Status",
+    "Stopped",
+    "compare",
+    "execute",
+    "read",
+    "run",
+]
 
 MOST_SHOWN = 20
 """Rows of a table in the card of a result."""
-OF_FRAMES = ("id", "drop", "keep", "missing", "task", "missing_words", "decimal", "encode", "missing_columns")
+OF_FRAMES = (
+    "id",
+    "drop",
+    "keep",
+    "missing",
+    "task",
+    "missing_words",
+    "decimal",
+    "encode",
+    "missing_columns",
+)
 """Keywords that describe a frame's columns."""
 OF_DATA = frozenset(DataConfig.model_fields) - frozenset(RunConfig.model_fields)
 """Settings of `[data]` that `run` and `compare` take as keywords, too."""
@@ -66,7 +86,8 @@ class Result:
 
     Attributes:
         summary: the content of `result.json`.
-        rows: (round, iteration, stage, party, metric, value) of every measurement; `metrics` is the same as a frame.
+        rows: (round, iteration, stage, party, metric, value) of every measurement; `metrics` is the
+            same as a frame.
         folder: the run folder; None if nothing was written.
     """
 
@@ -87,12 +108,15 @@ class Result:
             ConfigError: the label is a number, see `rmse`.
         """
         if "accuracy" not in self.summary:
-            raise ConfigError("the label of this run is a number, which has no accuracy: see result.rmse")
+            raise ConfigError(
+                "the label of this run is a number, which has no accuracy: see result.rmse"
+            )
         return float(self.summary["accuracy"]["mean"])
 
     @property
     def rmse(self) -> float:
-        """Mean over clients of the final root mean squared error on the global test set, in the unit of the label.
+        """Mean over clients of the final root mean squared error on the global test set, in the
+        unit of the label.
 
         Example:
             >>> X, y = np.random.default_rng(0).normal(size=(90, 3)), np.linspace(0, 9, 90)
@@ -103,15 +127,17 @@ class Result:
 
         Raises:
             ConfigError: the label has classes, see `accuracy`.
-        """
+        """  # noqa: E501
         if "rmse" not in self.summary:
-            raise ConfigError("the label of this run has classes and no error in a unit: see result.accuracy")
+            raise ConfigError(
+                "the label of this run has classes and no error in a unit: see result.accuracy"
+            )
         return float(self.summary["rmse"]["mean"])
 
     @cached_property
     def models(self) -> list[nn.Module]:
-        """The trained network of each client, in evaluation mode on the CPU, as the run's main metric evaluates it, so
-        after fine-tuning if the method fine-tunes.
+        """The trained network of each client, in evaluation mode on the CPU, as the run's main
+        metric evaluates it, so after fine-tuning if the method fine-tunes.
 
         Example:
             >>> [type(model).__name__ for model in result.models]
@@ -124,7 +150,8 @@ class Result:
 
     @cached_property
     def model(self) -> nn.Module | None:
-        """The model that all clients share, such as the server's average; None if each client has its own.
+        """The model that all clients share, such as the server's average; None if each client has
+        its own.
 
         Example:
             >>> result.model is None  # FedMD: each client has its own
@@ -134,21 +161,22 @@ class Result:
 
     @cached_property
     def metrics(self) -> pandas.DataFrame:
-        """Every measurement: round, iteration, stage, party ("" for all), metric and value. A client has the name of
-        the owner of its rows, if it is known.
+        """Every measurement: round, iteration, stage, party ("" for all), metric and value. A
+        client has the name of the owner of its rows, if it is known.
 
         Example:
             >>> result.metrics.columns.tolist()
             ['round', 'iteration', 'stage', 'party', 'metric', 'value']
         """
-        columns, names = ["round", "iteration", "stage", "party", "metric", "value"], self._trained.names
+        columns = ["round", "iteration", "stage", "party", "metric", "value"]
+        names = self._trained.names
         rows = [[*row[:3], names.get(row[3], row[3]), *row[4:]] for row in self.rows]
         return _pandas().DataFrame(rows, columns=columns)
 
     @cached_property
     def clients(self) -> pandas.DataFrame:
-        """One row for each client: its network, number of training rows, whether it is unseen, and its
-        final measurements.
+        """One row for each client: its network, number of training rows, whether it is unseen, and
+        its final measurements.
 
         Example:
             >>> result.clients["client"].tolist()
@@ -161,7 +189,12 @@ class Result:
         last = max((row[0] for row in self.rows), default=0)
         stage = self.rows[-1][2] if self.rows else ""
         found = [
-            {"client": name, "network": network, "rows": rows, "unseen": i in self.summary.get("unseen", [])}
+            {
+                "client": name,
+                "network": network,
+                "rows": rows,
+                "unseen": i in self.summary.get("unseen", []),
+            }
             for i, (name, network, rows) in enumerate(self._trained.parties())
         ]
         places = {entry["client"]: entry for entry in found}
@@ -173,9 +206,9 @@ class Result:
         return found
 
     def to_frame(self) -> pandas.DataFrame:
-        """What the server has learned: the coefficients of a linear model with standard errors, p-values and intervals,
-        or the importance of each column of trees. Tables with other columns than the first, such as that of the fit,
-        are in `summary["learned"]`.
+        """What the server has learned: the coefficients of a linear model with standard errors,
+        p-values and intervals, or the importance of each column of trees. Tables with other columns
+        than the first, such as that of the fit, are in `summary["learned"]`.
 
         Example:
             >>> trees = run("fedboost", data="breast_cancer", rounds=1, clients=2, partition="iid")
@@ -192,15 +225,22 @@ class Result:
         """Columns and rows of `to_frame`."""
         tables = self.summary.get("learned", [])
         if not tables:
-            raise ConfigError(f"{self.summary['method']} reports no table of what it has learned: see result.clients")
+            raise ConfigError(
+                f"{self.summary['method']} reports no table of what it has learned: see "
+                "result.clients"
+            )
         columns = tables[0]["columns"]
         alike = [table for table in tables if table["columns"] == columns]
-        rows = [[*([table["title"]] if len(alike) > 1 else []), *row] for table in alike for row in table["rows"]]
+        rows = [
+            [*([table["title"]] if len(alike) > 1 else []), *row]
+            for table in alike
+            for row in table["rows"]
+        ]
         return [*(["Table"] if len(alike) > 1 else []), *columns], rows
 
     def to_latex(self) -> str:
-        """What the server has learned, or else the clients with their first measurements, as a LaTeX table (package
-        booktabs). `clients` has all measurements.
+        """What the server has learned, or else the clients with their first measurements, as a
+        LaTeX table (package booktabs). `clients` has all measurements.
 
         Example:
             >>> result.to_latex().splitlines()[0]
@@ -211,10 +251,14 @@ class Result:
         clients = self._client_rows()
         left_out = () if any(client["unseen"] for client in clients) else ("unseen",)
         columns = [
-            name for name in dict.fromkeys(name for client in clients for name in client) if name not in left_out
+            name
+            for name in dict.fromkeys(name for client in clients for name in client)
+            if name not in left_out
         ]
         heads = [name[0].upper() + name[1:].replace("auc", "AUC") for name in columns[:FIT]]
-        return latex_table(heads, [[client.get(name) for name in columns[:FIT]] for client in clients])
+        return latex_table(
+            heads, [[client.get(name) for name in columns[:FIT]] for client in clients]
+        )
 
     def plot(self) -> Figure:
         """The accuracy by iteration, as a matplotlib Figure.
@@ -230,9 +274,14 @@ class Result:
     def _repr_html_(self) -> str:
         head, *lines = repr(self).splitlines()
         columns, rows = self._learned() if self.summary.get("learned") else ([], [])
-        shown = [[four_digits(c) if isinstance(c, float) else "" if c is None else str(c) for c in row] for row in rows]
+        shown = [
+            [four_digits(c) if isinstance(c, float) else "" if c is None else str(c) for c in row]
+            for row in rows
+        ]
         more = [f"the first {MOST_SHOWN} of {len(rows)} rows:"] if len(rows) > MOST_SHOWN else []
-        return html_card(head, [*(line.strip() for line in lines), *more], columns, shown[:MOST_SHOWN])
+        return html_card(
+            head, [*(line.strip() for line in lines), *more], columns, shown[:MOST_SHOWN]
+        )
 
     def report(self) -> Path:
         """Write the HTML page of the run into its folder; returns its path.
@@ -249,7 +298,8 @@ class Result:
         return report.write(self._written)
 
     def export(self, out: str | Path, *, force: bool = False) -> Path:
-        """Write a folder for each trained model, which plain PyTorch opens, as `fedloom export` does; returns `out`.
+        """Write a folder for each trained model, which plain PyTorch opens, as `fedloom export`
+        does; returns `out`.
 
         Example:
             >>> sorted(folder.name for folder in result.export(result.folder / "models").iterdir())
@@ -279,13 +329,24 @@ class Result:
         lines = [f"{s.method} on {s.dataset}: {s.clients} clients, {per_round}"]
         for metric, found in list(s.accuracies.items())[:2]:
             chance = s.chance_of(metric)
-            beside = "" if chance is None else f", {s.most_frequent(metric)} {in_words(metric, chance)}"
+            beside = (
+                "" if chance is None else f", {s.most_frequent(metric)} {in_words(metric, chance)}"
+            )
             shown = in_words(metric, found.mean)
-            shown += f" ± {in_words(metric, found.std)} over clients" if len(found.per_client) > 1 else ""
+            shown += (
+                f" ± {in_words(metric, found.std)} over clients"
+                if len(found.per_client) > 1
+                else ""
+            )
             name = SCORES[s.on_test].title if s.task == "number" else "accuracy"
             lines.append(f"  {name} {s.describe(metric)}: {shown}{beside}")
         if s.scores:
-            lines.append("  " + ", ".join(f"{name} {value:.3f}" for name, value in s.scores.items() if name != GLOBAL))
+            lines.append(
+                "  "
+                + ", ".join(
+                    f"{name} {value:.3f}" for name, value in s.scores.items() if name != GLOBAL
+                )
+            )
         lines.append(
             f"  sent {s.bytes.up / 1e6:,.2f} MB to the server, {s.bytes.down / 1e6:,.2f} MB back, "
             f"{s.bytes.across / 1e6:,.2f} MB between clients; {s.failures} failed calls"
@@ -295,7 +356,8 @@ class Result:
 
 
 class CompareResult(dict[str, Any]):
-    """The content of `comparison.json`. It prints the verdict and the differences with their 95 % intervals.
+    """The content of `comparison.json`. It prints the verdict and the differences with their 95 %
+    intervals.
 
     Example:
         >>> found = compare(["fedmd", "local"], seeds=2, iterations=5, clients=3, models="mlp")
@@ -318,7 +380,8 @@ class CompareResult(dict[str, Any]):
 
     @property
     def verdict(self) -> str:
-        """The lead of the best method over the second best, with its interval; and what was not equal.
+        """The lead of the best method over the second best, with its interval; and what was not
+        equal.
 
         Example:
             >>> "fedmd" in found.verdict
@@ -329,8 +392,9 @@ class CompareResult(dict[str, Any]):
         return line(self)
 
     def to_frame(self) -> pandas.DataFrame:
-        """A row for each method: mean and standard deviation over seeds of the main metric; the reference minus the
-        method, with the ends of its 95 % interval; bytes and seconds of a run. A method that diverged has no seeds.
+        """A row for each method: mean and standard deviation over seeds of the main metric; the
+        reference minus the method, with the ends of its 95 % interval; bytes and seconds of a run.
+        A method that diverged has no seeds.
 
         Example:
             >>> found.to_frame()["seeds"].tolist()
@@ -340,11 +404,17 @@ class CompareResult(dict[str, Any]):
         differences = {d.other: d for d in found.differences}
         rows = []
         for m in found.methods:
-            one, d = (m.scores if found.joint else m.accuracies)[found.metric], differences.get(m.name)
+            one = (m.scores if found.joint else m.accuracies)[found.metric]
+            d = differences.get(m.name)
             low, high = (None, None) if d is None or d.interval is None else d.interval
             lead = {"difference": None if d is None else d.mean, "low": low, "high": high}
             costs = {"sent": m.bytes.sent, "received": m.bytes.down, "seconds": m.seconds}
-            row = {"method": m.name, str(found.metric): one.mean, "s.d.": one.std_over_seeds, "seeds": len(m.seeds)}
+            row = {
+                "method": m.name,
+                str(found.metric): one.mean,
+                "s.d.": one.std_over_seeds,
+                "seeds": len(m.seeds),
+            }
             rows.append({**row, **lead, **costs})
         rows += [{"method": name, "seeds": 0} for name in found.without_result]
         return _pandas().DataFrame(rows)
@@ -392,13 +462,15 @@ def _pandas() -> Any:
     try:
         import pandas
     except ImportError:
-        raise ConfigError("metrics and clients are data frames: pip install pandas, or use result.rows") from None
+        raise ConfigError(
+            "metrics and clients are data frames: pip install pandas, or use result.rows"
+        ) from None
     return pandas
 
 
 class RunSettings(TypedDict, total=False):
-    """The settings that `run` and `compare` take as keywords, beside their own arguments: those of a run, and those of
-    its data. `fedloom list settings` and the settings page describe each.
+    """The settings that `run` and `compare` take as keywords, beside their own arguments: those of
+    a run, and those of its data. `fedloom list settings` and the settings page describe each.
 
     Example:
         >>> small: RunSettings = {"iterations": 5, "clients": 3, "models": "mlp"}
@@ -445,8 +517,13 @@ class RunSettings(TypedDict, total=False):
     row_schema: Mapping[str, Any] | None
 
 
-Data: TypeAlias = "tuple[Any, Any] | pandas.DataFrame | TorchDataset[Any] | list[Any] | Mapping[str, Any] | str | Path"
-"""Arrays (X, y), a data frame, a torch Dataset, a list with one of these for each client; or a name or settings."""
+Data: TypeAlias = (
+    "tuple[Any, Any] | pandas.DataFrame | TorchDataset[Any] | list[Any] | Mapping[str, Any] | "
+    "str | Path"
+)
+"""Arrays (X, y), a data frame, a torch Dataset, a list with one of these for each client; or a name
+or settings.
+"""
 Model: TypeAlias = nn.Module | Callable[..., Any] | str
 """A module, a factory or a name."""
 Progress: TypeAlias = Callable[["Status"], None] | bool | None
@@ -455,7 +532,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _in_python(function: F) -> F:
-    """The function, whose errors name arguments of Python in place of options of the command line."""
+    """The function, whose errors name arguments of Python in place of options of the
+    command line.
+    """
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -486,8 +565,8 @@ def run(
 ) -> Result:
     """Execute one run.
 
-    Objects are copied and recorded: the run folder has their fingerprints, shapes and classes in `objects.json`, and
-    the same script can resume the run.
+    Objects are copied and recorded: the run folder has their fingerprints, shapes and classes in
+    `objects.json`, and the same script can resume the run.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -497,36 +576,46 @@ def run(
         3
 
     Args:
-        config: a method (its name, page or `Method`), a `RunConfig`, the path of a TOML file, or the name of an
-            experiment.
-        data: the rows: arrays (X, y), a data frame, a torch Dataset, or a list with one of these for each client; the
-            name or path of a data set; or a table of settings. Arrays and Datasets reach the networks as they are
-            (bytes of images as 0 to 1), and columns of frames are encoded and standardized.
-        test: the test rows in the same form as one client's, or the share of rows to hold out (default 0.25); of a
-            frame also the column that says train or test, or names of owners.
+        config: a method (its name, page or `Method`), a `RunConfig`, the path of a TOML file, or
+            the name of an experiment.
+        data: the rows: arrays (X, y), a data frame, a torch Dataset, or a list with one of these
+            for each client; the name or path of a data set; or a table of settings. Arrays and
+            Datasets reach the networks as they are (bytes of images as 0 to 1), and columns of
+            frames are encoded and standardized.
+        test: the test rows in the same form as one client's, or the share of rows to hold out
+            (default 0.25); of a frame also the column that says train or test, or names of owners.
         label: the column of a frame or file that is predicted.
-        group: the owner of each row, each of whom is a client: a column of a frame or file, or an array (n,).
-        models: a module, a factory (called with input shape and number of classes, or without arguments) or a name for
-            all clients, or a list with one for each; or a table of settings. Clients start with a module's weights.
+        group: the owner of each row, each of whom is a client: a column of a frame or file, or an
+            array (n,).
+        models: a module, a factory (called with input shape and number of classes, or without
+            arguments) or a name for all clients, or a list with one for each; or a table of
+            settings. Clients start with a module's weights.
         pretrained: the server's pretrained model: a module, a name, or a table of settings.
         out: the run folder; None writes nothing.
         resume: continue the run in `out`.
         progress: called after each round; True shows a progress bar.
-        trust: code that a TOML file outside the working folder may name, such as "mine.py" or "package.module:name".
-        **settings: further settings, such as `seed=1`, `params={"tau": 5}`, and those of `[data]`, such as `clients=5`,
-            or for a frame `missing="median"`, `drop=["after_*"]`, `keep`, `id` and `unseen=["va"]`. With a `RunConfig`,
-            a table replaces the whole table.
+        trust: code that a TOML file outside the working folder may name, such as "mine.py" or
+            "package.module:name".
+        **settings: further settings, such as `seed=1`, `params={"tau": 5}`, and those of `[data]`,
+            such as `clients=5`, or for a frame `missing="median"`, `drop=["after_*"]`, `keep`, `id`
+            and `unseen=["va"]`. With a `RunConfig`, a table replaces the whole table.
 
     Raises:
         FedloomError: the config, an object or a checkpoint is invalid.
     """
     if isinstance(config, list | tuple):
-        raise ConfigError(f"run takes one method: to compare {len(config)}, use fedloom.compare({list(config)!r})")
+        raise ConfigError(
+            f"run takes one method: to compare {len(config)}, use fedloom.compare({list(config)!r})"
+        )
     if not isinstance(config, str | Path | RunConfig | Method):
-        raise ConfigError(f"run takes the name or file of a method, a Method or a RunConfig, not {_kind(config)}")
+        raise ConfigError(
+            f"run takes the name or file of a method, a Method or a RunConfig, not {_kind(config)}"
+        )
     given = _named({**settings}, data, test, label, group, models, pretrained)
     if isinstance(config, Method):
-        config = check({"run": {"method": objects.method_name(config), "name": config.name, **given}}).run
+        config = check(
+            {"run": {"method": objects.method_name(config), "name": config.name, **given}}
+        ).run
     elif isinstance(config, RunConfig):
         config = check({"run": {**config.model_dump(), **given}}).run
     else:
@@ -559,10 +648,11 @@ def compare(
     tune: bool = False,
     **settings: Unpack[RunSettings],
 ) -> CompareResult:
-    """Execute several methods and seeds on identical splits; returns the content of `comparison.json`.
+    """Execute several methods and seeds on identical splits; returns the content of
+    `comparison.json`.
 
-    Each of its `differences` has the 95 % `interval` of the mean over seeds, if there are several. A method that
-    diverges is `left_out` with its reason; the others finish.
+    Each of its `differences` has the 95 % `interval` of the mean over seeds, if there are several.
+    A method that diverges is `left_out` with its reason; the others finish.
 
     Example:
         >>> both = compare(["fedavg", "local"], clients=2, models="linear", iterations=2, data={"test_rows": 50})
@@ -570,28 +660,31 @@ def compare(
         ['fedavg', 'local']
 
     Args:
-        methods: names, `Method` objects, or tables of `method`, `preset`, `params`, `name`; the first is the reference.
-            Or the name or TOML file of a comparison.
-        seeds: a number of seeds, such as 5 for 0 to 4, or a list of them: one run for each method and seed. None for
-            those of the comparison, or 0.
-        tune: first choose the learning rate of each method on validation rows, with equal effort for all.
+        methods: names, `Method` objects, or tables of `method`, `preset`, `params`, `name`; the
+            first is the reference. Or the name or TOML file of a comparison.
+        seeds: a number of seeds, such as 5 for 0 to 4, or a list of them: one run for each method
+            and seed. None for those of the comparison, or 0.
+        tune: first choose the learning rate of each method on validation rows, with equal effort
+            for all.
 
     All further arguments are those of `run`.
 
     Raises:
         FedloomError: the config, an object or a checkpoint is invalid.
-    """
+    """  # noqa: E501
     given = _named({**settings}, data, test, label, group, models, pretrained)
     if isinstance(methods, str | Path):
         config = read(str(methods), flags=given, trust=trust)
         if config.compare is None:
             raise ConfigError(
-                f"{methods} is a single run: use fedloom.run({str(methods)!r}), or list several methods, such as "
-                f"[{str(methods)!r}, 'local']"
+                f"{methods} is a single run: use fedloom.run({str(methods)!r}), or list several "
+                f"methods, such as [{str(methods)!r}, 'local']"
             )
         run_values, compared = config.run.model_dump(), config.compare.model_dump()
     elif not isinstance(methods, list | tuple):
-        raise ConfigError(f"methods must be a list, such as ['fedal', 'local'], or a name, not {_kind(methods)}")
+        raise ConfigError(
+            f"methods must be a list, such as ['fedal', 'local'], or a name, not {_kind(methods)}"
+        )
     else:
         run_values, compared = given, {"methods": [_entry(method) for method in methods]}
     experiment = check(
@@ -600,23 +693,36 @@ def compare(
             "compare": {
                 **compared,
                 **(
-                    {} if seeds is None else {"seeds": seeds_of(seeds) if isinstance(seeds, str) else seeds_from(seeds)}
+                    {}
+                    if seeds is None
+                    else {"seeds": seeds_of(seeds) if isinstance(seeds, str) else seeds_from(seeds)}
                 ),
             },
         }
     )
     folder = _settled(out, resume, several=True)
-    every = [*experiment.runs(), *(run for tried in (trials(experiment) if tune else ()) for run in tried.values())]
+    every = [
+        *experiment.runs(),
+        *(run for tried in (trials(experiment) if tune else ()) for run in tried.values()),
+    ]
     with _shown(progress, every) as shown:
-        found = execute_all(experiment, folder, resume=resume, progress=shown, execute=execute, tune=tune)
+        found = execute_all(
+            experiment, folder, resume=resume, progress=shown, execute=execute, tune=tune
+        )
     return CompareResult(found)
 
 
 @contextlib.contextmanager
-def _shown(progress: Progress, runs: Sequence[RunConfig]) -> Iterator[Callable[[Status], None] | None]:
-    """What is called after each round: for True, a bar over the rounds of all runs, in a terminal or a notebook."""
+def _shown(
+    progress: Progress, runs: Sequence[RunConfig]
+) -> Iterator[Callable[[Status], None] | None]:
+    """What is called after each round: for True, a bar over the rounds of all runs, in a terminal
+    or a notebook.
+    """
     if progress is not None and not callable(progress) and not isinstance(progress, bool):
-        raise ConfigError(f"progress must be True, or a function of the state after a round, not {progress!r}")
+        raise ConfigError(
+            f"progress must be True, or a function of the state after a round, not {progress!r}"
+        )
     if not isinstance(progress, bool):
         yield progress
         return
@@ -629,7 +735,9 @@ def _shown(progress: Progress, runs: Sequence[RunConfig]) -> Iterator[Callable[[
         task = bar.add_task("rounds", total=sum(run.resolve()[2] for run in runs))
 
         def show(status: Status) -> None:
-            text = f"{status.run.label} seed {status.run.seed}: {status.metric} {status.accuracy:.1%}"
+            text = (
+                f"{status.run.label} seed {status.run.seed}: {status.metric} {status.accuracy:.1%}"
+            )
             bar.update(task, advance=1, description=text)
 
         yield show
@@ -649,7 +757,9 @@ def _entry(method: str | Method | Mapping[str, Any]) -> str | dict[str, Any]:
     if isinstance(method, Mapping) and isinstance(held := method.get("method"), Method):
         return {"name": held.name, **method, "method": objects.method_name(held)}
     if not isinstance(method, str | Path | Mapping):
-        raise ConfigError(f"an entry of methods is a name, a file, a Method or a mapping, not {_kind(method)}")
+        raise ConfigError(
+            f"an entry of methods is a name, a file, a Method or a mapping, not {_kind(method)}"
+        )
     return dict(method) if isinstance(method, Mapping) else str(method)
 
 
@@ -659,44 +769,65 @@ def _kind(value: object) -> str:
 
 
 def _named(
-    settings: Mapping[str, Any], data: Any, test: Any, label: str | None, group: Any, models: Any, pretrained: Any
+    settings: Mapping[str, Any],
+    data: Any,
+    test: Any,
+    label: str | None,
+    group: Any,
+    models: Any,
+    pretrained: Any,
 ) -> dict[str, Any]:
     """The settings with names in place of objects."""
     if "X" in settings or "y" in settings:
         raise DataError("give arrays together, as data=(X, y)")
     if "partition" in settings and not isinstance(settings["partition"], str):
         raise ConfigError(
-            f"partition must be a name, such as 'dirichlet', not a {type(settings['partition']).__name__}: to assign "
-            "rows to clients yourself, give data=[(X1, y1), (X2, y2)], or group= with the owner of each row"
+            "partition must be a name, such as 'dirichlet', not a "
+            f"{type(settings['partition']).__name__}: to assign rows to clients yourself, give "
+            "data=[(X1, y1), (X2, y2)], or group= with the owner of each row"
         )
     if settings.get("rounds") is not None and settings.get("iterations") is not None:
         raise ConfigError("give rounds or iterations, not both")
     if isinstance(data, Mapping) and hasattr(data, "column_names"):  # a DatasetDict of Hugging Face
-        raise DataError(f"data has the splits {', '.join(map(str, data))}: give one, such as data['train']")
+        raise DataError(
+            f"data has the splits {', '.join(map(str, data))}: give one, such as data['train']"
+        )
     if {"X", "y"} & ({*data} if isinstance(data, Mapping) else set()):
-        raise DataError("give arrays as a tuple, data=(X, y): a table is for settings, such as data={'name': 'mnist'}")
+        raise DataError(
+            "give arrays as a tuple, data=(X, y): a table is for settings, such as data={'name': "
+            "'mnist'}"
+        )
     top = {key: value for key, value in settings.items() if key not in OF_DATA}
     table = {key: value for key, value in settings.items() if key in OF_DATA}
     if data is None or (isinstance(data, str | Path | Mapping) and not objects.is_frames(data)):
-        given = {} if data is None else dict(data) if isinstance(data, Mapping) else {"name": str(data)}
+        given = (
+            {} if data is None else dict(data) if isinstance(data, Mapping) else {"name": str(data)}
+        )
         if isinstance(test, float):
             given["test_fraction"] = test
         elif test is not None:
-            raise DataError("test needs training rows: give data as arrays, a frame or a Dataset too")
+            raise DataError(
+                "test needs training rows: give data as arrays, a frame or a Dataset too"
+            )
         columns = {"label": label, "group": group}
         given |= {key: value for key, value in columns.items() if value is not None}
     else:
         columns = {key: table.pop(key) for key in OF_FRAMES if key in table}
-        if isinstance(unseen := table.get("unseen"), str | list | tuple):  # names of owners, not a share
+        # names of owners, not a share
+        if isinstance(unseen := table.get("unseen"), str | list | tuple):
             columns["unseen"] = (unseen,) if isinstance(unseen, str) else tuple(unseen)
         given = objects.data_settings(data, test=test, label=label, group=group, columns=columns)
     if table or given:
         top["data"] = {**given, **table}
     if models is not None:
-        top["models"] = dict(models) if isinstance(models, Mapping) else objects.models_settings(models)
+        top["models"] = (
+            dict(models) if isinstance(models, Mapping) else objects.models_settings(models)
+        )
     if pretrained is not None:
         is_table = isinstance(pretrained, Mapping)
-        top["pretrained"] = dict(pretrained) if is_table else objects.pretrained_settings(pretrained)
+        top["pretrained"] = (
+            dict(pretrained) if is_table else objects.pretrained_settings(pretrained)
+        )
     return top
 
 
@@ -716,5 +847,11 @@ def execute(
 
         backend = coordinator.backend
     return runs.execute(
-        run, folder, resume=resume, progress=progress, stop=stop, keep_models=keep_models, backend=backend
+        run,
+        folder,
+        resume=resume,
+        progress=progress,
+        stop=stop,
+        keep_models=keep_models,
+        backend=backend,
     )

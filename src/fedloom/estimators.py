@@ -1,4 +1,5 @@
-"""scikit-learn estimators that train by a federation on this machine: in pipelines, searches and cross-validation.
+"""scikit-learn estimators that train by a federation on this machine: in pipelines, searches and
+cross-validation.
 
 model = fedloom.FederatedClassifier("fedavg", iterations=300)
 model.fit(X, y, groups=hospital)
@@ -13,7 +14,12 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 from torch import nn
 
 from fedloom.api import run
@@ -26,7 +32,9 @@ SHOWN = 10
 
 
 class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """What both estimators have in common: the parameters, standardized rows, and the run that trains."""
+    """What both estimators have in common: the parameters, standardized rows, and the run that
+    trains.
+    """
 
     def __init__(
         self,
@@ -70,7 +78,12 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             owners = {"group": np.searchsorted(self.owners_, column_or_1d(groups))}
         rows = self._standardized(X), y
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        settings: dict[str, Any] = {"evaluate": {"points": 1}, **task, **owners, **(self.settings or {})}
+        settings: dict[str, Any] = {
+            "evaluate": {"points": 1},
+            **task,
+            **owners,
+            **(self.settings or {}),
+        }
         settings |= {"iterations": self.iterations, "seed": seed, "params": dict(self.params or {})}
         if isinstance(local := settings.get("local"), Mapping):
             settings["local"] = self._coded(local)
@@ -78,7 +91,8 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             method = self.method if isinstance(self.method, Method) else named(self.method)
             if method.setting == "vertical":
                 raise ValueError(
-                    f"{method.name} joins columns of several parties: choose a method of rows, as 'fedavg'"
+                    f"{method.name} joins columns of several parties: choose a method of rows, "
+                    "as 'fedavg'"
                 )
             result = run(self.method, data=rows, test=rows, models=self.models or "mlp", **settings)
             self.models_ = [result.model] if result.model is not None else result.models
@@ -86,37 +100,54 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             raise ValueError(str(error)) from error
         self.summary_ = result.summary
 
-    def _outputs(self, X: np.ndarray, groups: Any, read: Callable[[torch.Tensor], torch.Tensor]) -> np.ndarray:
-        """Outputs (n, k): of the one model, of the model of each row's owner, or the mean over all models."""
+    def _outputs(
+        self, X: np.ndarray, groups: Any, read: Callable[[torch.Tensor], torch.Tensor]
+    ) -> np.ndarray:
+        """Outputs (n, k): of the one model, of the model of each row's owner, or the mean over all
+        models.
+        """
         x = torch.from_numpy(self._standardized(X))
         if groups is None or len(self.models_) == 1:
             return np.asarray(np.mean([_asked(model, x, read) for model in self.models_], axis=0))
         groups = column_or_1d(groups)
         check_consistent_length(X, groups)
         if self.owners_ is None or not np.isin(groups, self.owners_).all():
-            raise ValueError("groups names an owner that took no part in training; leave groups out to ask all models")
+            raise ValueError(
+                "groups names an owner that took no part in training; leave groups out to ask "
+                "all models"
+            )
         numbers = np.searchsorted(self.owners_, groups)
         every = np.stack([_asked(model, x, read) for model in self.models_])
         return np.asarray(every[numbers, np.arange(len(x))])
 
     def _coded(self, local: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of local training with the codes of classes, by which the run knows them, in place of labels.
+        """Settings of local training with the codes of classes, by which the run knows them, in
+        place of labels.
 
         Raises:
             ValueError: weights of a class that is not among the labels.
         """
-        weights, names = local.get("class_weights"), [str(label) for label in getattr(self, "classes_", ())]
+        weights = local.get("class_weights")
+        names = [str(label) for label in getattr(self, "classes_", ())]
         if not isinstance(weights, Mapping) or not names:
             return {**local}
         if unknown := [str(label) for label in weights if str(label) not in names]:
-            raise ValueError(f"local.class_weights: y has no class {unknown[0]!r}, but {', '.join(names[:SHOWN])}")
-        return {**local, "class_weights": {names.index(str(label)): weight for label, weight in weights.items()}}
+            raise ValueError(
+                f"local.class_weights: y has no class {unknown[0]!r}, but "
+                f"{', '.join(names[:SHOWN])}"
+            )
+        return {
+            **local,
+            "class_weights": {names.index(str(label)): weight for label, weight in weights.items()},
+        }
 
     def _standardized(self, X: np.ndarray) -> np.ndarray:
         return np.asarray((X - self.mean_) / self.scale_, dtype=np.float32)
 
 
-def _asked(model: nn.Module, x: torch.Tensor, read: Callable[[torch.Tensor], torch.Tensor]) -> np.ndarray:
+def _asked(
+    model: nn.Module, x: torch.Tensor, read: Callable[[torch.Tensor], torch.Tensor]
+) -> np.ndarray:
     with torch.no_grad():
         return np.asarray(read(model(x)).double().numpy())
 
@@ -124,9 +155,10 @@ def _asked(model: nn.Module, x: torch.Tensor, read: Callable[[torch.Tensor], tor
 class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
     """A classifier trained by a federation whose clients are the `groups` of the rows.
 
-    The rows are standardized by their mean and standard deviation. Every row trains: `score` needs rows of its own, as
-    in cross-validation. If the method gives all clients one model, that predicts; otherwise the mean of the
-    probabilities of all clients' models does, and `predict(X, groups=…)` asks the model of each row's owner.
+    The rows are standardized by their mean and standard deviation. Every row trains: `score` needs
+    rows of its own, as in cross-validation. If the method gives all clients one model, that
+    predicts; otherwise the mean of the probabilities of all clients' models does, and `predict(X,
+    groups=…)` asks the model of each row's owner.
 
     Example:
         >>> from sklearn.datasets import load_iris
@@ -136,11 +168,12 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         ((2, 3), (2,))
 
     Args:
-        method: a method of rows, also of trees or linear models: its name or page. Of `fedglm` and `fedcox`, 10
-            iterations are a Newton step.
+        method: a method of rows, also of trees or linear models: its name or page. Of `fedglm` and
+            `fedcox`, 10 iterations are a Newton step.
         iterations: local steps or epochs, as the method counts them: see `fedloom.run`.
         clients: number of clients, to which rows are assigned at random if `fit` gets no groups.
-        models: the network of the clients, as in `fedloom.run`; None for a small multilayer perceptron.
+        models: the network of the clients, as in `fedloom.run`; None for a small multilayer
+            perceptron.
         params: settings of the method, such as {"lr": 0.01}.
         settings: further settings of the run, such as {"aggregate": {"rule": "median"}}.
         random_state: seed of all draws.
@@ -187,8 +220,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
 class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
     """A model of numbers trained by a federation whose clients are the `groups` of the rows.
 
-    Rows and numbers are standardized by their mean and standard deviation. Parameters and attributes are those of
-    `FederatedClassifier`, without `classes_`.
+    Rows and numbers are standardized by their mean and standard deviation. Parameters and
+    attributes are those of `FederatedClassifier`, without `classes_`.
 
     Example:
         >>> from sklearn.datasets import load_diabetes
@@ -196,7 +229,7 @@ class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
         >>> model = FederatedRegressor(iterations=20, models="linear").fit(X, y, groups=np.arange(len(y)) % 3)
         >>> model.predict(X[:2]).shape
         (2,)
-    """
+    """  # noqa: E501
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
         """Train on rows X (n, d) with numbers y (n,), whose owners are `groups` (n,).
@@ -210,7 +243,9 @@ class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
         self._prepare(X, groups)
         self.level_, self.spread_ = float(y.mean()), float(y.std()) or 1.0
         if y.std() > 0:  # else there is nothing to learn
-            self._train(X, (y - self.level_) / self.spread_, groups, task="number", label_scale=(0.0, 1.0))
+            self._train(
+                X, (y - self.level_) / self.spread_, groups, task="number", label_scale=(0.0, 1.0)
+            )
         return self
 
     def predict(self, X: Any, groups: Any = None) -> np.ndarray:

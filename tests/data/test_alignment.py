@@ -1,4 +1,6 @@
-"""Whose rows are the same person's: the intersection, the common order, what crosses, and what is refused."""
+"""Whose rows are the same person's: the intersection, the common order, what crosses, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +37,25 @@ def parties(draw: st.DrawFn) -> list[list[Any]]:
     pool = draw(st.lists(some_ids, unique_by=normalize, max_size=25))
     few = st.lists(st.sampled_from(pool), unique_by=normalize) if pool else st.just([])
     lists = draw(st.lists(few, min_size=2, max_size=4))
-    return [[draw(st.sampled_from([i, f" {i}\t"])) for i in draw(st.permutations(ids))] for ids in lists]
+    return [
+        [draw(st.sampled_from([i, f" {i}\t"])) for i in draw(st.permutations(ids))] for ids in lists
+    ]
 
 
 def people(lists: Sequence[Sequence[Any]], found: Alignment) -> list[list[str]]:
     """Who stands at each place, as each party sees it."""
-    return [[normalize(ids[row]) for row in rows] for ids, rows in zip(lists, found.aligned, strict=True)]
+    return [
+        [normalize(ids[row]) for row in rows]
+        for ids, rows in zip(lists, found.aligned, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=40, deadline=None)
 @given(lists=parties())
-def test_it_is_the_intersection_with_the_same_person_at_the_same_place(backend: str, lists: list[list[Any]]) -> None:
+def test_it_is_the_intersection_with_the_same_person_at_the_same_place(
+    backend: str, lists: list[list[Any]]
+) -> None:
     found = align(lists, backend=backend)
     common = set.intersection(*({normalize(i) for i in ids} for ids in lists))
     first, *others = people(lists, found)
@@ -61,7 +70,10 @@ def test_it_is_the_intersection_with_the_same_person_at_the_same_place(backend: 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_order_is_that_of_the_hmacs(backend: str) -> None:
     found = align(LISTS, backend=backend, key=KEY)
-    marks = {who: hmac.digest(KEY, hashlib.sha256(who.encode()).digest(), "sha256") for who in ("ann", "cy", "7")}
+    marks = {
+        who: hmac.digest(KEY, hashlib.sha256(who.encode()).digest(), "sha256")
+        for who in ("ann", "cy", "7")
+    }
     order = sorted(marks, key=marks.__getitem__)
     assert people(LISTS, found) == [order] * 3
     assert [list(rest) for rest in found.rest] == [[1, 3], [2], [2, 4]]
@@ -90,8 +102,13 @@ def test_shards_change_nothing_but_the_messages() -> None:
         np.testing.assert_array_equal(one, other)
     steps = 2 * 8 * 4  # two passive parties, 8 shards for 70 ids, 4 steps
     assert [(done, of) for done, of, _ in told] == [(n, steps) for n in range(1, steps + 1)]
-    assert told[0][2] == "party 1, shard 1 of 8: request" and told[-1][2] == "party 2, shard 8 of 8: intersection"
-    assert "in each of 8 shards" in " ".join(cut.learned) and "shards" not in " ".join(whole.learned)
+    assert (
+        told[0][2] == "party 1, shard 1 of 8: request"
+        and told[-1][2] == "party 2, shard 8 of 8: intersection"
+    )
+    assert "in each of 8 shards" in " ".join(cut.learned) and "shards" not in " ".join(
+        whole.learned
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,14 +131,18 @@ def test_the_same_id_in_another_spelling(one: Any, other: Any) -> None:
     assert [list(rows) for rows in found.aligned] == [[1], [0]]
 
 
-@pytest.mark.parametrize(("one", "other"), [("007", 7), ("a b", "ab"), ("1.0", 1), ("a-b", "a_b"), ("nan", "null")])
+@pytest.mark.parametrize(
+    ("one", "other"), [("007", 7), ("a b", "ab"), ("1.0", 1), ("a-b", "a_b"), ("nan", "null")]
+)
 def test_what_stays_different(one: Any, other: Any) -> None:
     assert align([[one], [other]], backend="plain").counts == ((1, 0, 1), (1, 0, 1))
     assert normalize(one) and normalize(other)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_missing_and_repeated_ids_are_counted_for_all_parties_and_shown_of_the_user_only(backend: str) -> None:
+def test_missing_and_repeated_ids_are_counted_for_all_parties_and_shown_of_the_user_only(
+    backend: str,
+) -> None:
     lists: list[list[Any]] = [
         ["Ann", "ann ", "bob", "BOB", "c", "C", "d", " D", "e"],
         ["secret", "SECRET", None, float("nan"), " ", "", "nan", "None", "null"],
@@ -130,18 +151,26 @@ def test_missing_and_repeated_ids_are_counted_for_all_parties_and_shown_of_the_u
     with pytest.raises(DataError) as refused:
         align(lists, backend=backend, names=["clinic", "lab", "shop"])
     clinic, lab = str(refused.value).splitlines()
-    assert clinic.startswith("clinic: 8 of 9 rows share an id with others (such ids, 4: 'ann', 'bob', 'c', …); ")
-    assert lab.startswith("lab: 4 of 9 rows lack an id and 2 of 9 rows share an id with others (such ids, 1); ")
+    assert clinic.startswith(
+        "clinic: 8 of 9 rows share an id with others (such ids, 4: 'ann', 'bob', 'c', …); "
+    )
+    assert lab.startswith(
+        "lab: 4 of 9 rows lack an id and 2 of 9 rows share an id with others (such ids, 1); "
+    )
     with pytest.raises(DataError) as refused:
         align(lists, backend=backend, local=(1,))
     one, two = str(refused.value).splitlines()
     assert "ann" not in one
-    assert "rows lack an id (3, 4, 5, …, counted from 1)" in two and "(such ids, 1: 'secret')" in two
+    assert (
+        "rows lack an id (3, 4, 5, …, counted from 1)" in two and "(such ids, 1: 'secret')" in two
+    )
 
 
 @pytest.mark.parametrize("value", [1.5, True, b"a", ["a"], np.bool_(False)])
 def test_ids_of_other_types_are_refused(value: Any) -> None:
-    with pytest.raises(DataError, match=rf"party 1: ids must be text or whole numbers, not {type(value).__name__}"):
+    with pytest.raises(
+        DataError, match=rf"party 1: ids must be text or whole numbers, not {type(value).__name__}"
+    ):
         align([["a"], [value]])
 
 
@@ -162,7 +191,9 @@ def test_ids_that_no_file_holds_do_no_harm() -> None:
         ([["a"], ["a"]], {"shard": 100_001}, "1 to 100,000 ids, not 100,001"),
     ],
 )
-def test_arguments_that_cannot_be(lists: list[list[Any]], options: dict[str, Any], text: str) -> None:
+def test_arguments_that_cannot_be(
+    lists: list[list[Any]], options: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ConfigError, match=text):
         align(lists, **options)
 
@@ -179,10 +210,14 @@ def test_the_statement_says_who_learned_what() -> None:
     assert "clinic learned how many ids lab has, and which of its own ids are among them." in two
     assert "lab learned how many ids clinic has, and which of its own ids clinic has." in two
     three = align(LISTS, names=["clinic", "lab", "shop"]).learned
-    assert "shop learned how many ids clinic has, and which of its own ids all parties have." in three
+    assert (
+        "shop learned how many ids clinic has, and which of its own ids all parties have." in three
+    )
     assert any("whom it shares with each party" in sentence for sentence in set(three) - set(two))
     plain = align(LISTS, backend="plain", names=["clinic", "lab", "shop"]).learned
-    assert plain[0].startswith("Nothing was private: one process had the lists of clinic, lab and shop")
+    assert plain[0].startswith(
+        "Nothing was private: one process had the lists of clinic, lab and shop"
+    )
 
 
 def digests(count: int, start: int = 0) -> list[bytes]:
@@ -206,7 +241,8 @@ def test_the_roles_meet_in_messages_that_hold_no_id() -> None:
 @given(junk=st.binary(max_size=80))
 @settings(max_examples=60, deadline=None)
 def test_bytes_that_are_no_messages_are_refused(junk: bytes) -> None:
-    server, client = psi_steps.PSIServer(digests(2), most=2), psi_steps.PSIClient(digests(2), most=2)
+    server = psi_steps.PSIServer(digests(2), most=2)
+    client = psi_steps.PSIClient(digests(2), most=2)
     good = server.setup()
     with pytest.raises(MessageError):
         client.intersection(junk, server.respond(client.request()))
@@ -220,7 +256,8 @@ def test_bytes_that_are_no_messages_are_refused(junk: bytes) -> None:
 
 
 def test_messages_that_are_too_much_are_refused() -> None:
-    client, server = psi_steps.PSIClient(digests(3), most=2), psi_steps.PSIServer(digests(3), most=2)
+    client = psi_steps.PSIClient(digests(3), most=2)
+    server = psi_steps.PSIServer(digests(3), most=2)
     request, setup = client.request(), server.setup()
     with pytest.raises(MessageError, match="more ids than the client stated"):
         server.respond(request)

@@ -36,7 +36,8 @@ def test_train_is_what_test_leaves() -> None:
 def test_standardized_uses_the_given_rows_only() -> None:
     data = table().standardized(np.array([0, 1, 2]))
     assert data.shift.tolist() == [3.0, 5.0]
-    assert data.scale.tolist() == pytest.approx([np.sqrt(8 / 3), 1.0])  # the constant column keeps scale 1
+    # the constant column keeps scale 1
+    assert data.scale.tolist() == pytest.approx([np.sqrt(8 / 3), 1.0])
     assert data.x is not None and data.x[3, 0] == 100.0
     inputs = (data.x[:3] - data.shift) / data.scale
     assert inputs.mean(axis=0) == pytest.approx([0, 0], abs=1e-6)
@@ -47,7 +48,9 @@ def test_standardized_statistics_are_those_of_64_bits() -> None:
     """Sums of many float32 numbers would lose the mean of a large column."""
     x = np.full((4000, 2), 1e6 + 0.5, dtype=np.float32)
     x[::2, 0] += 1
-    data = table_dataset("long", x, np.arange(4000) % 2, ("a", "b"), ("u", "v")).standardized(np.arange(4000))
+    data = table_dataset("long", x, np.arange(4000) % 2, ("a", "b"), ("u", "v")).standardized(
+        np.arange(4000)
+    )
     assert data.shift.tolist() == [1e6 + 1, 1e6 + 0.5]
     assert data.scale.tolist() == [0.5, 1.0]
     assert data.scale.dtype == data.shift.dtype == np.float32

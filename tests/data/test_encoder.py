@@ -37,7 +37,9 @@ def test_gaps_become_the_median_and_a_column() -> None:
     x = encoder.transform(columns)
     assert (x[:, :2] == x[:, 2:]).all() and x[:, 1].tolist() == [0, 1, 0, 0]
     assert x[1, 0] == pytest.approx((3 - 3.75) / np.std([1, 3, 3, 8]))
-    assert encoder.transform({"a": np.array([np.nan]), "b": words(None)}).tolist() == [[x[1, 0], 1, x[1, 0], 1]]
+    assert encoder.transform({"a": np.array([np.nan]), "b": words(None)}).tolist() == [
+        [x[1, 0], 1, x[1, 0], 1]
+    ]
 
 
 def test_gaps_that_no_seen_row_has_are_filled_silently() -> None:
@@ -64,7 +66,9 @@ def test_rare_and_new_words_fall_together() -> None:
     new = encoder.transform({"work": words("state", "army", "never seen", " ")})
     assert new.tolist() == [[0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 1], [1, 0, 0, 0]]
     full = fit({"work": words("a", "a", "b", "b")}, rare=2)
-    assert full.names == ("work=a", "work=b") and full.transform({"work": words("c")}).tolist() == [[0, 0]]
+    assert full.names == ("work=a", "work=b") and full.transform({"work": words("c")}).tolist() == [
+        [0, 0]
+    ]
 
 
 def test_constant_columns_are_left_out_by_name() -> None:
@@ -76,7 +80,9 @@ def test_constant_columns_are_left_out_by_name() -> None:
         "gaps": np.array([7.0, np.nan, 7.0, 7.0]),
     }
     encoder = fit(columns)
-    assert encoder.dropped == ("one", "word", "names", "none") and encoder.names == ("gaps missing",)
+    assert encoder.dropped == ("one", "word", "names", "none") and encoder.names == (
+        "gaps missing",
+    )
     assert encoder.transform({"gaps": columns["gaps"]}).tolist() == [[0], [1], [0], [0]]
     with pytest.raises(DataError, match="'one', 'word'"):
         fit({"one": columns["one"], "word": columns["word"]})
@@ -85,22 +91,33 @@ def test_constant_columns_are_left_out_by_name() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.floats(-1e30, 1e30) | st.just(float("nan")), st.sampled_from(["a", "b", "?", "other", "0"]) | st.none()
+            st.floats(-1e30, 1e30) | st.just(float("nan")),
+            st.sampled_from(["a", "b", "?", "other", "0"]) | st.none(),
         ),
         min_size=2,
         max_size=30,
     ),
     st.integers(1, 4),
 )
-def test_whatever_comes_the_rules_survive_json(rows: list[tuple[float, str | None]], rare: int) -> None:
-    columns = {"n": np.array([n for n, _ in rows]), "w": words(*(w for _, w in rows)), "safe": np.arange(len(rows))}
+def test_whatever_comes_the_rules_survive_json(
+    rows: list[tuple[float, str | None]], rare: int
+) -> None:
+    columns = {
+        "n": np.array([n for n, _ in rows]),
+        "w": words(*(w for _, w in rows)),
+        "safe": np.arange(len(rows)),
+    }
     encoder = TableEncoder.fit(
-        columns, np.arange(0, len(rows) + 1, 2)[:-1] if len(rows) > 3 else np.arange(len(rows)), rare=rare
+        columns,
+        np.arange(0, len(rows) + 1, 2)[:-1] if len(rows) > 3 else np.arange(len(rows)),
+        rare=rare,
     )
     again = TableEncoder.from_dict(json.loads(json.dumps(encoder.to_dict(), allow_nan=False)))
     x = encoder.transform(columns)
     assert again == encoder and (again.transform(columns) == x).all()
-    assert x.shape == (len(rows), len(encoder.names)) and np.isfinite(x).all() and x.flags.c_contiguous
+    assert (
+        x.shape == (len(rows), len(encoder.names)) and np.isfinite(x).all() and x.flags.c_contiguous
+    )
     assert len(set(encoder.names)) == len(encoder.names)
 
 
@@ -132,8 +149,18 @@ def test_what_cannot_be_fitted() -> None:
     [
         {},
         {"columns": [{}], "dropped": []},
-        {"columns": [{"name": "a", "log": False, "fill": None, "mean": 0, "scale": 1, "gaps": False}], "dropped": []},
-        {"columns": [{"name": "a", "log": False, "fill": 0, "mean": 0, "scale": -1, "gaps": False}], "dropped": []},
+        {
+            "columns": [
+                {"name": "a", "log": False, "fill": None, "mean": 0, "scale": 1, "gaps": False}
+            ],
+            "dropped": [],
+        },
+        {
+            "columns": [
+                {"name": "a", "log": False, "fill": 0, "mean": 0, "scale": -1, "gaps": False}
+            ],
+            "dropped": [],
+        },
         {"columns": [{"name": "a", "words": 3, "other": False}], "dropped": []},
         {"columns": 3, "dropped": []},
     ],
@@ -146,7 +173,9 @@ def test_damaged_rules_are_refused(rules: dict[str, Any]) -> None:
 @pytest.mark.parametrize("odd", [["12,5"], ["unknown"] * 10])
 def test_numbers_with_a_few_words_between_them_are_refused(odd: list[str]) -> None:
     words = np.array([str(n / 2) for n in range(100 - len(odd))] + odd + ["?"], dtype=object)
-    with pytest.raises(DataError, match=rf"Column 'hb' has numbers, but {len(odd)} of its 100 values .* '{odd[0]}'"):
+    with pytest.raises(
+        DataError, match=rf"Column 'hb' has numbers, but {len(odd)} of its 100 values .* '{odd[0]}'"
+    ):
         TableEncoder.fit({"hb": words}, np.arange(50))
     words[: 60 - len(odd)] = "unknown"  # most are words
     if len(odd) == 10:

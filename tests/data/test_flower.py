@@ -56,7 +56,12 @@ def test_owners_can_be_gone_by() -> None:
 def test_it_serves_as_a_partition_of_a_split() -> None:
     x = np.zeros((8, 1, 2, 2), dtype=np.uint8)
     data = image_dataset("p", x, LABELS, ("a", "b", "c"), test=np.array([0]))
-    found = split(data, clients=3, seed=0, partition=lambda labels, clients, rng: from_flwr(ByColumn("label"), labels))
+    found = split(
+        data,
+        clients=3,
+        seed=0,
+        partition=lambda labels, clients, rng: from_flwr(ByColumn("label"), labels),
+    )
     assert [shard.tolist() for shard in found.shards] == [[3, 6, 7], [1, 4], [2, 5]]
 
 
@@ -77,7 +82,9 @@ def test_what_a_partitioner_raises_is_passed_on_in_our_words() -> None:
         from_flwr(ByColumn("no such column"), LABELS)
 
 
-def halves(labels: np.ndarray, clients: int, rng: np.random.Generator, *, flip: bool = False) -> list[np.ndarray]:
+def halves(
+    labels: np.ndarray, clients: int, rng: np.random.Generator, *, flip: bool = False
+) -> list[np.ndarray]:
     parts = np.array_split(np.arange(len(labels)), clients)
     return parts[::-1] if flip else parts
 
@@ -113,10 +120,17 @@ def test_partitions_are_found_by_their_path() -> None:
 def test_a_run_takes_a_partition_by_its_path() -> None:
     import fedloom
 
-    settings = {"name": "wine", "clients": 3, "partition": f"{__name__}:Striped", "options": {"offset": 1}}
+    settings = {
+        "name": "wine",
+        "clients": 3,
+        "partition": f"{__name__}:Striped",
+        "options": {"offset": 1},
+    }
     result = fedloom.run("local", rounds=1, data=settings)
     assert len(result.summary["accuracy"]["per_client"]) == 3
-    with pytest.raises(ConfigError, match=r"data\.partition: .*stripes must be a function or class"):
+    with pytest.raises(
+        ConfigError, match=r"data\.partition: .*stripes must be a function or class"
+    ):
         fedloom.run("local", rounds=1, data={**settings, "partition": f"{__name__}:stripes"})
 
 

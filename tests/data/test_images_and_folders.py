@@ -73,17 +73,22 @@ def test_a_broken_image_is_named() -> None:
         decode_images([b"nonsense"])
 
 
-@pytest.mark.parametrize(("side", "words"), [(30_000, "more than 178,956,970"), (10_000, "10000x10000")])
+@pytest.mark.parametrize(
+    ("side", "words"), [(30_000, "more than 178,956,970"), (10_000, "10000x10000")]
+)
 def test_an_image_larger_than_memory_is_refused_before_it_is_decoded(side: int, words: str) -> None:
     """A PNG's header claims the size; its few bytes hold no such pixels."""
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")]
     bomb = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Pillow, from half its limit on
-        with pytest.raises(DataError, match=f"Image 0 has {words} pixels; at most 89,478,485 are read"):
+        with pytest.raises(
+            DataError, match=f"Image 0 has {words} pixels; at most 89,478,485 are read"
+        ):
             decode_images([bomb])
 
 

@@ -39,13 +39,17 @@ def test_empty_classes_count_in_the_number_of_classes() -> None:
 @given(COUNTS)
 def test_between_none_and_one(counts: list[int]) -> None:
     assert 0 <= imbalance_degree(counts) <= 1 and ratio(counts) >= 1
-    assert imbalance_degree([3 * count for count in counts]) == pytest.approx(imbalance_degree(counts), abs=1e-9)
+    assert imbalance_degree([3 * count for count in counts]) == pytest.approx(
+        imbalance_degree(counts), abs=1e-9
+    )
     assert cosine(counts, [2 * count for count in counts]) == pytest.approx(1)
 
 
 def test_weighted_cosine() -> None:
     assert weighted_cosine([[1, 2, 3], [10, 20, 30], [0, 0, 0]]) == pytest.approx(1)
-    assert weighted_cosine([[3, 0], [0, 1]]) == pytest.approx(0.75 * 3 / np.sqrt(10) + 0.25 / np.sqrt(10))
+    assert weighted_cosine([[3, 0], [0, 1]]) == pytest.approx(
+        0.75 * 3 / np.sqrt(10) + 0.25 / np.sqrt(10)
+    )
 
 
 @pytest.mark.parametrize("counts", [[], [1], [0, 0], [1, -1], [1, float("nan")], [[1, 2]]])
@@ -60,7 +64,10 @@ def test_a_description() -> None:
     first = found["parties"][0]
     assert first["gamma"] == pytest.approx(5, rel=0.1) and first["classes_held"] == 2
     assert first["mid"] == pytest.approx(imbalance_degree(first["unaligned_counts"]))
-    assert len(first["columns"]) == first["input_shape"][0] and sum(first["unaligned_counts"]) == first["unaligned"]
+    assert (
+        len(first["columns"]) == first["input_shape"][0]
+        and sum(first["unaligned_counts"]) == first["unaligned"]
+    )
     assert found["all"]["weighted_cosine"] > 0.95 and sum(found["aligned_counts"]) == 40
     blind = replace(parties, views=tuple(replace(view, truth=None) for view in parties.views))
     found = describe_parties(blind)
@@ -69,6 +76,12 @@ def test_a_description() -> None:
 
 
 def test_a_description_of_images_and_of_the_upper_boundary() -> None:
-    found = describe_parties(simulate("digits", parties=4, seed=0, aligned=50, unaligned=20, everything=True))
-    assert found["parties"][1]["columns"] is None and found["parties"][1]["input_shape"] == [2, 4, 4]
+    found = describe_parties(
+        simulate("digits", parties=4, seed=0, aligned=50, unaligned=20, everything=True)
+    )
+    assert found["parties"][1]["columns"] is None and found["parties"][1]["input_shape"] == [
+        2,
+        4,
+        4,
+    ]
     assert found["parties"][1]["unaligned_counts"] == [0] * 10 and found["all"]["gamma"] is None

@@ -1,4 +1,6 @@
-"""Large tables: the text of numbers is read again where it is needed, and few copies of a table are held."""
+"""Large tables: the text of numbers is read again where it is needed, and few copies of a table are
+held.
+"""
 
 import os
 import tracemalloc
@@ -46,8 +48,14 @@ def of_large_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def written(path: Path, repeat: int = 30) -> Path:
-    """A file in which each cell is the first of `repeat` rows, whose others are the column's first cell."""
-    rows = [[cells[place if not i else 0] for cells in CELLS.values()] for place in range(4) for i in range(repeat)]
+    """A file in which each cell is the first of `repeat` rows, whose others are the column's first
+    cell.
+    """
+    rows = [
+        [cells[place if not i else 0] for cells in CELLS.values()]
+        for place in range(4)
+        for i in range(repeat)
+    ]
     path.write_text("\n".join(";".join(row) for row in [[*CELLS], *rows]) + "\n")
     return path
 
@@ -57,9 +65,21 @@ def seen(column: RawColumn) -> list[object]:
     codes, names = column.codes()
     values = column.values
     shown = values.tolist() if values.dtype.kind == "O" else values.astype(float).tobytes()
-    return [column.text, column.words.tolist(), [*column.missing], column.missing_words, codes.tolist(), names, shown,
-            column.is_number, column.is_text, dict(column.counts), [x.tobytes() for x in column.numbers()], len(column),
-            column.is_text and column.padded]  # fmt: skip
+    return [
+        column.text,
+        column.words.tolist(),
+        [*column.missing],
+        column.missing_words,
+        codes.tolist(),
+        names,
+        shown,
+        column.is_number,
+        column.is_text,
+        dict(column.counts),
+        [x.tobytes() for x in column.numbers()],
+        len(column),
+        column.is_text and column.padded,
+    ]
 
 
 @pytest.mark.parametrize("grammar", [Grammar(), Grammar(decimal=","), Grammar(("7", "1"))])
@@ -71,7 +91,9 @@ def test_columns_of_a_large_file_are_those_of_a_small_one(
     monkeypatch.setattr(tables, "LARGE", -1)
     monkeypatch.setattr(tables, "BLOCK", 400)
     large = read_csv(file, grammar=grammar)
-    assert {name: seen(column) for name, column in large.items()} == {name: seen(c) for name, c in small.items()}
+    assert {name: seen(column) for name, column in large.items()} == {
+        name: seen(c) for name, c in small.items()
+    }
     rows = np.array([119, 3, 40])
     for name, column in large.items():
         assert seen(column.take(rows)) == seen(small[name].take(rows))
@@ -110,7 +132,8 @@ def test_a_table_is_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         tracemalloc.start()
         try:
             again = one()
-            assert tracemalloc.get_traced_memory()[1] < 2.2 * 80 * rows  # label and owner are a fifth
+            # label and owner are a fifth
+            assert tracemalloc.get_traced_memory()[1] < 2.2 * 80 * rows
         finally:
             tracemalloc.stop()
         assert np.array_equal(again.x, first.x) and np.array_equal(again.x, warm[0].x)

@@ -31,7 +31,10 @@ def folder(tmp_path: Path) -> Path:
         for n in range(10):
             for view in range(1, 5):
                 name = f"{label}_{n:04}_030_{view * 30:03}_{view:03}.png"
-                picture(tmp_path / label / ("test" if n >= 8 else "train") / name, level_of(10 * place + n, view))
+                picture(
+                    tmp_path / label / ("test" if n >= 8 else "train") / name,
+                    level_of(10 * place + n, view),
+                )
     return tmp_path
 
 
@@ -47,7 +50,9 @@ def edit(path: Path, change: Any) -> None:
 
 def number(name: str, rows: list[dict[str, str]], party: str = "0") -> int:
     """Which row is the first of an object at a party."""
-    return next(n for n, row in enumerate(rows) if f"/{name}_" in row["path"] and row["party"] == party)
+    return next(
+        n for n, row in enumerate(rows) if f"/{name}_" in row["path"] and row["party"] == party
+    )
 
 
 def objects(parties: VerticalDataset, party: int, part: str) -> list[int]:
@@ -58,7 +63,11 @@ def objects(parties: VerticalDataset, party: int, part: str) -> list[int]:
 def test_from_folders_to_parties(folder: Path) -> None:
     rows = make_manifest(folder, views_to_party=2)
     order = [row["label"] for row in rows if row["party"] == "0" and row["view"] == "001"]
-    assert len(rows) == 80 and len(order) == 20 and order not in (sorted(order), sorted(order, reverse=True))
+    assert (
+        len(rows) == 80
+        and len(order) == 20
+        and order not in (sorted(order), sorted(order, reverse=True))
+    )
     assert {row["sample_id"] for row in rows} == {f"{n:02}" for n in range(20)}
     assert next(row for row in rows if row["path"].endswith("pot_0008_030_030_001.png")) == {
         "sample_id": rows[number("flower_pot_0008", rows)]["sample_id"],
@@ -81,32 +90,46 @@ def test_from_folders_to_parties(folder: Path) -> None:
         assert objects(parties, 1, part) == who and labels.tolist() == [n // 10 for n in who]
         for party, view in enumerate(parties.views):
             grays = view.x[getattr(view, part)][:, :, 0, 0]
-            assert grays.tolist() == [[level_of(n, 2 * party + 1), level_of(n, 2 * party + 2)] for n in who]
+            assert grays.tolist() == [
+                [level_of(n, 2 * party + 1), level_of(n, 2 * party + 2)] for n in who
+            ]
     assert sorted(objects(parties, 0, "test")) == [8, 9, 18, 19]
 
 
 def test_fewer_aligned_objects(folder: Path) -> None:
     make_manifest(folder, views_to_party=2)
     path = folder / "manifest.csv"
-    whole, few = manifest(path, seed=1, size=4), manifest(path, seed=1, aligned=6, test_rows=2, size=4)
+    whole = manifest(path, seed=1, size=4)
+    few = manifest(path, seed=1, aligned=6, test_rows=2, size=4)
     assert objects(few, 0, "aligned") == objects(whole, 0, "aligned")[:6]
-    assert np.bincount(few.labels).tolist() == [3, 3] and set(objects(few, 0, "test")) < set(objects(whole, 0, "test"))
+    assert np.bincount(few.labels).tolist() == [3, 3] and set(objects(few, 0, "test")) < set(
+        objects(whole, 0, "test")
+    )
     own = [objects(few, party, "unaligned") for party in range(2)]
     assert [len(who) for who in own] == [5, 5] and not set(own[0]) & set(own[1])
     assert all(view.truth is not None for view in few.views)
-    assert [view.truth.tolist() for view in few.views if view.truth is not None] == [[n // 10 for n in w] for w in own]
+    assert [view.truth.tolist() for view in few.views if view.truth is not None] == [
+        [n // 10 for n in w] for w in own
+    ]
 
 
 def test_without_a_split_objects_are_drawn(folder: Path) -> None:
     make_manifest(folder, views_to_party=2)
-    edit(folder / "manifest.csv", lambda rows: [{k: v for k, v in row.items() if k != "split"} for row in rows])
+    edit(
+        folder / "manifest.csv",
+        lambda rows: [{k: v for k, v in row.items() if k != "split"} for row in rows],
+    )
     parties = manifest(folder / "manifest.csv", seed=0, test_fraction=0.3, size=4)
-    assert np.bincount(parties.test_labels).tolist() == [3, 3] and np.bincount(parties.labels).tolist() == [7, 7]
+    assert np.bincount(parties.test_labels).tolist() == [3, 3] and np.bincount(
+        parties.labels
+    ).tolist() == [7, 7]
     assert not set(objects(parties, 0, "test")) & set(objects(parties, 0, "aligned"))
 
 
 def test_objects_that_a_party_lacks_are_unaligned(folder: Path) -> None:
-    """Object 1 is at party 0 alone, 2 has no label, and 8, of the test split, is at party 1 alone: it is not used."""
+    """Object 1 is at party 0 alone, 2 has no label, and 8, of the test split, is at party 1 alone:
+    it is not used.
+    """
     make_manifest(folder, views_to_party=2)
 
     def change(rows: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -121,27 +144,43 @@ def test_objects_that_a_party_lacks_are_unaligned(folder: Path) -> None:
     assert sorted(objects(parties, 1, "test")) == [9, 18, 19]
 
 
-def test_an_object_that_lacks_a_view_is_not_the_partys(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_object_that_lacks_a_view_is_not_the_partys(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Object 1 lacks a view at party 1, and 3 at party 0, whose label is not used then."""
     make_manifest(folder, views_to_party=2)
     lost = ("pot_0001_030_120_004.png", "pot_0003_030_030_001.png")
-    edit(folder / "manifest.csv", lambda rows: [row for row in rows if not row["path"].endswith(lost)])
+    edit(
+        folder / "manifest.csv",
+        lambda rows: [row for row in rows if not row["path"].endswith(lost)],
+    )
     parties = manifest(folder / "manifest.csv", seed=0, size=4)
     assert objects(parties, 0, "unaligned") == [1] and objects(parties, 1, "unaligned") == [3]
     assert len(parties.labels) == 14 and [view.x.shape[1] for view in parties.views] == [2, 2]
     assert len(caplog.records) == 1 and "2 of 40 objects lack a view at a party" in caplog.text
-    edit(folder / "manifest.csv", lambda rows: [row | {"view": row["sample_id"] + row["view"]} for row in rows])
-    with pytest.raises(DataError, match="parties that have all their views of no object: 2, such as 0, 1"):
+    edit(
+        folder / "manifest.csv",
+        lambda rows: [row | {"view": row["sample_id"] + row["view"]} for row in rows],
+    )
+    with pytest.raises(
+        DataError, match="parties that have all their views of no object: 2, such as 0, 1"
+    ):
         manifest(folder / "manifest.csv", seed=0, size=4)
 
 
 def test_color_pictures_and_new_objects(folder: Path) -> None:
-    picture(folder / "lamp" / "train" / "lamp_0000_030_030_001.png", 77, color=True)  # one among gray ones
+    # one among gray ones
+    picture(folder / "lamp" / "train" / "lamp_0000_030_030_001.png", 77, color=True)
     make_manifest(folder, views_to_party={"001": 0, "002": 0, "003": 0, "004": 1})
     parties = manifest(folder / "manifest.csv", seed=0, size=4)
     view = parties.views[0]
     assert [one.input_shape for one in parties.views] == [(3, 4, 4), (1, 4, 4)]
-    assert view.recipe == {"kind": "pictures", "views": ["001", "002", "003"], "size": 4, "shape": [3, 4, 4]}
+    assert view.recipe == {
+        "kind": "pictures",
+        "views": ["001", "002", "003"],
+        "size": 4,
+        "shape": [3, 4, 4],
+    }
     files = {
         name: folder / "lamp" / "train" / f"lamp_0000_030_{n:03}_{name}.png"
         for name, n in [("003", 90), ("001", 30), ("002", 60)]

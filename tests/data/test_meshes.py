@@ -45,14 +45,18 @@ def test_a_black_box_from_one_side_is_its_bright_face(azimuth: int) -> None:
 def test_from_above_the_nearer_face_hides_the_other_and_is_less_bright() -> None:
     """At 30 degrees a flat plate's top shows with sin 30 of its light."""
     picture = render(*read_off(box(1, 1, 0.001)), azimuth=0, elevation=30, size=32)
-    assert np.median(picture[picture > 0]) == pytest.approx(255 * (DARKEST + (1 - DARKEST) * 0.5), abs=1)
+    assert np.median(picture[picture > 0]) == pytest.approx(
+        255 * (DARKEST + (1 - DARKEST) * 0.5), abs=1
+    )
     rows, columns = np.nonzero(picture)
     assert (np.ptp(rows) + 1) / (np.ptp(columns) + 1) == pytest.approx(0.5, abs=0.08)
 
 
 def test_a_mesh_looks_the_same_each_time_and_different_from_each_side() -> None:
     mesh = read_off(box(0.4, 1, 0.7))
-    one, same, other = (render(*mesh, azimuth=a, elevation=30, size=32, seed=3) for a in (30, 30, 60))
+    one, same, other = (
+        render(*mesh, azimuth=a, elevation=30, size=32, seed=3) for a in (30, 30, 60)
+    )
     assert np.array_equal(one, same) and not np.array_equal(one, other)
 
 
@@ -87,7 +91,8 @@ def test_an_archive_becomes_parties(tmp_path: Path) -> None:
     assert len(rows) == 16 * 4 and {row["party"] for row in rows} == {"0", "1"}
     parties = manifest(tmp_path / "views" / "manifest.csv", seed=0, aligned=6, size=16)
     assert (
-        parties.classes == ("bed", "night_stand") and [view.input_shape for view in parties.views] == [(2, 16, 16)] * 2
+        parties.classes == ("bed", "night_stand")
+        and [view.input_shape for view in parties.views] == [(2, 16, 16)] * 2
     )
     assert len(parties.labels) == 6 and len(parties.test_labels) == 4
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.png")}

@@ -32,7 +32,8 @@ alphas = st.floats(-4, 4).map(lambda power: 10.0**power)
 def labeled(draw: st.DrawFn, least: int = 1) -> np.ndarray:
     """Labels of two to six classes, of at least so many rows each, in mixed order."""
     sizes = draw(st.lists(st.integers(least, 40), min_size=2, max_size=6))
-    labels = np.repeat(np.arange(len(sizes)) * 3, sizes)  # numbers with gaps: only those that occur count
+    # numbers with gaps: only those that occur count
+    labels = np.repeat(np.arange(len(sizes)) * 3, sizes)
     return np.random.default_rng(draw(seeds)).permutation(labels)
 
 
@@ -71,7 +72,9 @@ def test_whole_set_splits_hand_out_every_row_once(
 
 
 @given(labels=labeled(), alpha=alphas, seed=seeds, data=st.data())
-def test_fixed_sizes_are_met_to_the_last_row(labels: np.ndarray, alpha: float, seed: int, data: st.DataObject) -> None:
+def test_fixed_sizes_are_met_to_the_last_row(
+    labels: np.ndarray, alpha: float, seed: int, data: st.DataObject
+) -> None:
     """Also where the classes run out: with clients * rows = n every row is handed out."""
     clients = data.draw(st.integers(1, len(labels)))
     size = data.draw(st.integers(1, len(labels) // clients))
@@ -108,7 +111,9 @@ def test_pathological_gives_each_client_exactly_so_many_classes(
 
 
 @given(seed=seeds, clients=st.integers(1, 12), rows=st.integers(3, 10), classes=st.integers(1, 3))
-def test_random_classes_are_so_many_and_even(seed: int, clients: int, rows: int, classes: int) -> None:
+def test_random_classes_are_so_many_and_even(
+    seed: int, clients: int, rows: int, classes: int
+) -> None:
     labels = rng(seed).permutation(even(5, 120))
     parts = random_classes(labels, clients, rng(seed), classes=classes, rows=rows)
     check(parts, labels, clients, least=rows)
@@ -124,14 +129,16 @@ def test_sizes_with_random_classes_take_all_values_evenly() -> None:
     sizes = np.bincount([len(part) for part in parts])
     assert np.flatnonzero(sizes).tolist() == [5, 6, 7, 8, 9, 10]
     expected = 600 / 6
-    assert float(((sizes[5:] - expected) ** 2 / expected).sum()) < 20.5  # chi-squared, 5 degrees of freedom: p = 0.001
+    # chi-squared, 5 degrees of freedom: p = 0.001
+    assert float(((sizes[5:] - expected) ** 2 / expected).sum()) < 20.5
 
 
 def test_every_pair_of_classes_is_drawn() -> None:
     labels = even(5, 4000)
     parts = random_classes(labels, 500, rng(3), rows=4)
     pairs = [tuple(np.unique(labels[part]).tolist()) for part in parts]
-    assert len(set(pairs)) == 10 and min(pairs.count(pair) for pair in set(pairs)) > 25  # 50 on average
+    # 50 on average
+    assert len(set(pairs)) == 10 and min(pairs.count(pair) for pair in set(pairs)) > 25
 
 
 @given(seed=seeds, data=st.data())
@@ -150,7 +157,10 @@ def test_natural_chooses_owners_at_random_among_those_with_enough_rows() -> None
     groups = np.repeat(np.arange(10), [1] + [3] * 9)
     labels = np.zeros(len(groups), np.int64)
     chosen = {
-        tuple(int(groups[part[0]]) for part in natural(labels, 3, rng(seed), groups=groups, min_rows=2))
+        tuple(
+            int(groups[part[0]])
+            for part in natural(labels, 3, rng(seed), groups=groups, min_rows=2)
+        )
         for seed in range(50)
     }
     assert len(chosen) > 20
@@ -195,7 +205,8 @@ def mixes(labels: np.ndarray, parts: list[np.ndarray]) -> np.ndarray:
 def test_large_alpha_is_nearly_iid(options: dict[str, int]) -> None:
     labels = even(5, 2000)
     found = mixes(labels, dirichlet(labels, 10, rng(), alpha=1e6, **options))
-    assert np.abs(found - 0.2).max() < (0.06 if options else 0.001)  # 0.06 is three s.d. of 500 draws
+    # 0.06 is three s.d. of 500 draws
+    assert np.abs(found - 0.2).max() < (0.06 if options else 0.001)
     found = mixes(labels, dirichlet_classwise(labels, 10, rng(), alpha=1e6))
     assert np.abs(found - 0.2).max() < 0.001
 
@@ -203,16 +214,20 @@ def test_large_alpha_is_nearly_iid(options: dict[str, int]) -> None:
 @pytest.mark.parametrize("options", [{}, {"rows": 100}])
 def test_small_alpha_gives_each_client_few_classes(options: dict[str, int]) -> None:
     labels = even(10, 500)
-    stats = describe(labels, dirichlet(labels, 20, rng(), alpha=0.01, **options), list("abcdefghij"))
+    stats = describe(
+        labels, dirichlet(labels, 20, rng(), alpha=0.01, **options), list("abcdefghij")
+    )
     assert stats.entropy.mean() < 0.5 and stats.pairwise > 0.8
     wide = describe(labels, dirichlet(labels, 20, rng(), alpha=1.0, **options), list("abcdefghij"))
     assert wide.entropy.mean() > 2 > stats.entropy.mean()
 
 
 def test_fixed_sizes_draw_each_client_its_own_mix() -> None:
-    """Var q_k = (1/K)(1 - 1/K) / (alpha K + 1) of Dir(alpha 1_K), and the multinomial's own spread on top.
+    """Var q_k = (1/K)(1 - 1/K) / (alpha K + 1) of Dir(alpha 1_K), and the multinomial's own spread
+    on top.
 
-    Tells the client-wise draw from the class-wise one, whose shares depend on the number of clients.
+    Tells the client-wise draw from the class-wise one, whose shares depend on the number of
+    clients.
     """
     kinds, alpha, size = 4, 1.0, 50
     labels = even(kinds, 100_000)
@@ -224,7 +239,9 @@ def test_fixed_sizes_draw_each_client_its_own_mix() -> None:
 
 
 def test_fixed_sizes_fall_back_on_the_classes_that_are_left() -> None:
-    """One class for each client, and more clients than classes hold: the last ones take what there is."""
+    """One class for each client, and more clients than classes hold: the last ones take what there
+    is.
+    """
     labels = np.array([0] * 10 + [1] * 10)
     parts = dirichlet(labels, 4, rng(3), alpha=1e-4, rows=5)
     assert sorted(np.concatenate(parts).tolist()) == list(range(20))
@@ -236,15 +253,20 @@ def test_the_whole_set_is_shared_in_proportion_to_the_mixes() -> None:
     for label in range(3):
         source.permutation(np.flatnonzero(labels == label))
     q = source.dirichlet(np.full(3, 0.7), size=4)  # (N, K)
-    counts = np.stack([np.bincount(labels[part], minlength=3) for part in dirichlet(labels, 4, rng(5), alpha=0.7)])
+    counts = np.stack(
+        [np.bincount(labels[part], minlength=3) for part in dirichlet(labels, 4, rng(5), alpha=0.7)]
+    )
     assert np.abs(counts - 100 * q / q.sum(axis=0)).max() < 1
 
 
 def test_classwise_gives_no_more_to_whom_has_a_fair_share() -> None:
-    """With the cap a client has less than n / N plus one class; without it, one gets 3 classes of 10."""
+    """With the cap a client has less than n / N plus one class; without it, one gets 3 classes of
+    10.
+    """
     labels = even(10, 100)
     largest = max(
-        max(len(part) for part in dirichlet_classwise(labels, 12, rng(seed), alpha=0.01)) for seed in range(20)
+        max(len(part) for part in dirichlet_classwise(labels, 12, rng(seed), alpha=0.01))
+        for seed in range(20)
     )
     assert largest < 1000 / 12 + 100
 
@@ -290,7 +312,9 @@ def test_clients_with_too_few_rows_get_some_of_the_largest() -> None:
         ("natural", 1, {"groups": even(2, 10), "min_rows": 11}, "at least 11 rows, not 0"),
     ],
 )
-def test_impossible_requests_say_why(name: str, clients: int, options: dict[str, Any], message: str) -> None:
+def test_impossible_requests_say_why(
+    name: str, clients: int, options: dict[str, Any], message: str
+) -> None:
     labels = np.append(even(2, 10), [1, 1]) if clients == 11 else even(2, 10)
     with pytest.raises(DataError, match=message):
         PARTITIONS[name].function(labels, clients, rng(), **options)

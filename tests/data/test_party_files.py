@@ -31,9 +31,14 @@ def write(path: Path, header: str, rows: list[str]) -> Path:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """People 000..039 at the bank, 010..049 at the shop, 005..044 at the phone company; 012 has no label."""
+    """People 000..039 at the bank, 010..049 at the shop, 005..044 at the phone company; 012 has no
+    label.
+    """
     bank = [f"{n:03},{n * 1.5},{'' if n == 12 else 'good' if n % 3 else 'bad'}" for n in range(40)]
-    shop = [f"{n:03},{'?' if n % 7 == 0 else 100 - n},{'town' if n % 2 else 'land'}" for n in range(49, 9, -1)]
+    shop = [
+        f"{n:03},{'?' if n % 7 == 0 else 100 - n},{'town' if n % 2 else 'land'}"
+        for n in range(49, 9, -1)
+    ]
     phone = [f"{n:03},{n % 5}" for n in range(5, 45)]
     return [
         write(tmp_path / "bank.csv", "id,income,risk", bank),
@@ -57,7 +62,11 @@ def people(parties: VerticalDataset, part: str) -> list[int]:
 
 def test_files_of_several_parties(files: list[Path]) -> None:
     parties = gather(files)
-    assert [view.name for view in parties.views] == ["bank", "shop", "phone"] and parties.name == "bank"
+    assert [view.name for view in parties.views] == [
+        "bank",
+        "shop",
+        "phone",
+    ] and parties.name == "bank"
     assert parties.classes == ("bad", "good")
     aligned, test = people(parties, "aligned"), people(parties, "test")
     assert sorted(aligned + test) == [n for n in range(10, 40) if n != 12] and len(test) == 7
@@ -71,14 +80,18 @@ def test_files_of_several_parties(files: list[Path]) -> None:
         assert shop.x[getattr(shop, part), 1].tolist() == [float(n % 7 == 0) for n in who]
         assert shop.x[getattr(shop, part), 3].tolist() == [float(n % 2) for n in who]
         order = np.unique(phone.x[:, 0]).tolist()
-        assert [order.index(value) for value in phone.x[getattr(phone, part), 0]] == [n % 5 for n in who]
+        assert [order.index(value) for value in phone.x[getattr(phone, part), 0]] == [
+            n % 5 for n in who
+        ]
     assert [len(view.unaligned) for view in parties.views] == [11, 11, 11]
     assert [view.truth for view in parties.views] == [None, None, None]  # 012 has no label
 
 
 def test_each_file_has_its_own_decimal_sign(files: list[Path]) -> None:
     plain = gather(files)
-    files[1].write_text(files[1].read_text().replace(",", ";").replace("?", "0,5"), encoding="utf-8")
+    files[1].write_text(
+        files[1].read_text().replace(",", ";").replace("?", "0,5"), encoding="utf-8"
+    )
     shop = gather(files, options=DataOptions(decimal={"shop.csv": ","})).views[1]
     assert shop.recipe["decimal"] == "," and shop.x.shape == (len(plain.views[1].x), 3)
     with pytest.raises(DataError, match="the file 'shop'"):
@@ -89,12 +102,16 @@ def test_validation_people_stand_in_for_the_test(files: list[Path]) -> None:
     whole, part = gather(files), gather(files, validation=0.25)
     used = [person for name in ("aligned", "test") for person in people(part, name)]
     assert sorted(used + people(whole, "test")) == [n for n in range(10, 40) if n != 12]
-    assert len(people(part, "test")) == 6 and people(part, "unaligned") == people(whole, "unaligned")
+    assert len(people(part, "test")) == 6 and people(part, "unaligned") == people(
+        whole, "unaligned"
+    )
 
 
 def test_fewer_aligned_people_are_dealt_to_one_party_each(files: list[Path]) -> None:
     whole, few = gather(files), gather(files, aligned=10)
-    assert people(few, "aligned") == people(whole, "aligned")[:10] and people(few, "test") == people(whole, "test")
+    assert people(few, "aligned") == people(whole, "aligned")[:10] and people(
+        few, "test"
+    ) == people(whole, "test")
     assert [len(view.unaligned) for view in few.views] == [11 + 4, 11 + 4, 11 + 4]
     own = set(people(few, "unaligned")) - {*range(10), 12}
     assert own == set(people(whole, "aligned")[10::3])
@@ -111,7 +128,9 @@ def test_the_truth_is_known_where_labels_are(files: list[Path]) -> None:
     files[0].write_text(rows)
     parties = gather(files)
     truth = parties.views[0].truth
-    assert truth is not None and truth.tolist() == [int(n % 3 != 0) for n in people(parties, "unaligned")]
+    assert truth is not None and truth.tolist() == [
+        int(n % 3 != 0) for n in people(parties, "unaligned")
+    ]
     assert parties.views[1].truth is None
 
 
@@ -138,13 +157,23 @@ def test_what_cannot_be_gathered(files: list[Path], options: dict[str, Any], mes
 def test_a_typo_is_refused_and_a_constant_column_is_reported(
     files: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    lines = [line + (",clinic" if n else ",site") for n, line in enumerate(files[2].read_text().splitlines())]
+    lines = [
+        line + (",clinic" if n else ",site")
+        for n, line in enumerate(files[2].read_text().splitlines())
+    ]
     files[2].write_text("\n".join(lines))
-    assert [party["dropped"] for party in describe_parties(gather(files))["parties"]] == [[], [], ["site"]]
+    assert [party["dropped"] for party in describe_parties(gather(files))["parties"]] == [
+        [],
+        [],
+        ["site"],
+    ]
     assert len(caplog.records) == 1 and "party 'phone': dropped 1 columns" in caplog.text
     lines[9] = lines[9].replace(",3,", ",3o,")
     files[2].write_text("\n".join(lines))
-    with pytest.raises(DataError, match=r"Party 'phone': Column 'calls' .* 1 of its \d+ values are not, such as '3o'"):
+    with pytest.raises(
+        DataError,
+        match=r"Party 'phone': Column 'calls' .* 1 of its \d+ values are not, such as '3o'",
+    ):
         gather(files)
 
 
@@ -176,9 +205,15 @@ def test_broken_csv_files(tmp_path: Path, text: str, message: str) -> None:
 def test_a_csv_keeps_text_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b'\xef\xbb\xbfid, a\r\n007,"x, y"\r\n\r\n008, z \r\n')
-    assert {name: column.text for name, column in read_csv(path).items()} == {"id": ["007", "008"], "a": ["x, y", "z"]}
+    assert {name: column.text for name, column in read_csv(path).items()} == {
+        "id": ["007", "008"],
+        "a": ["x, y", "z"],
+    }
     (tmp_path / "b.csv").write_bytes(b"id\n\xff\n")
-    for name, message in {"b.csv": "is not text in UTF-8", "missing.csv": "there is no file"}.items():
+    for name, message in {
+        "b.csv": "is not text in UTF-8",
+        "missing.csv": "there is no file",
+    }.items():
         with pytest.raises(DataError, match=message):
             read_csv(tmp_path / name)
 
@@ -197,11 +232,22 @@ def test_classes_are_in_order() -> None:
 
 
 def test_settings_of_cells_apply_to_all_files(files: list[Path], tmp_path: Path) -> None:
-    rows = [f"{n:03};{n % 7},5;{'-' if n % 5 == 0 else n % 4};{n % 3};it is person {n}" for n in range(40)]
-    write(files[0], "id;income;risk", [f"{n:03};{n},5;{'good' if n % 3 else 'bad'}" for n in range(40)])
+    rows = [
+        f"{n:03};{n % 7},5;{'-' if n % 5 == 0 else n % 4};{n % 3};it is person {n}"
+        for n in range(40)
+    ]
+    write(
+        files[0],
+        "id;income;risk",
+        [f"{n:03};{n},5;{'good' if n % 3 else 'bad'}" for n in range(40)],
+    )
     shop = write(files[1], "id;spent;visits;zone;said", rows)
-    options = DataOptions(decimal=",", missing_words=("-",), encode={"zone": "category"}, drop=("inc*",))
-    with pytest.raises(DataError, match="Party 'bank': A party needs a column besides ids and label, but has none"):
+    options = DataOptions(
+        decimal=",", missing_words=("-",), encode={"zone": "category"}, drop=("inc*",)
+    )
+    with pytest.raises(
+        DataError, match="Party 'bank': A party needs a column besides ids and label, but has none"
+    ):
         gather(files[:2], options=options)
     party = gather(files[:2], options=replace(options, drop=())).views[1]
     assert party.recipe["decimal"] == "," and party.recipe["missing_words"] == ["-"]
@@ -210,11 +256,17 @@ def test_settings_of_cells_apply_to_all_files(files: list[Path], tmp_path: Path)
     with pytest.raises(DataError, match="encode names the column 'zones', but the files have"):
         gather(files[:2], options=replace(options, drop=(), encode={"zones": "category"}))
     pandas = pytest.importorskip("pandas")
-    pandas.read_csv(shop, sep=";", decimal=",", dtype={"id": str}).to_parquet(tmp_path / "shop.parquet")
+    pandas.read_csv(shop, sep=";", decimal=",", dtype={"id": str}).to_parquet(
+        tmp_path / "shop.parquet"
+    )
     same = gather([files[0], tmp_path / "shop.parquet"], options=replace(options, drop=())).views[1]
     assert (same.x == party.x).all() and same.recipe == party.recipe
 
 
 def test_ids_that_differ_in_writing_only_are_named() -> None:
-    (sentence,) = near_misses([["1", "2", "a"], ["01", "2", "b"], ["1", "A"]], ["bank", "shop", "phone"])
-    assert sentence.startswith("1 ids of shop differ from one of bank in writing only, such as '01' and '1'")
+    (sentence,) = near_misses(
+        [["1", "2", "a"], ["01", "2", "b"], ["1", "A"]], ["bank", "shop", "phone"]
+    )
+    assert sentence.startswith(
+        "1 ids of shop differ from one of bank in writing only, such as '01' and '1'"
+    )

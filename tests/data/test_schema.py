@@ -1,4 +1,6 @@
-"""Rows of one's own: what fits the form is taken as it is, all else refused without a word of what it says."""
+"""Rows of one's own: what fits the form is taken as it is, all else refused without a word of what
+it says.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from fedloom.data.encoder import OneHot, RawNumber
 from fedloom.data.schema import DataSchema, read_public, read_rows
 from fedloom.experiment.config.data import SchemaConfig
 
-TABLE = DataSchema("table", ("well", "ill"), "outcome", (RawNumber("age"), OneHot("ward", ("north", "south", "?"))))
+TABLE = DataSchema(
+    "table", ("well", "ill"), "outcome", (RawNumber("age"), OneHot("ward", ("north", "south", "?")))
+)
 PICTURES = DataSchema("image", ("cat", "dog"), shape=(1, 4, 5))
 
 
@@ -31,9 +35,20 @@ def pictures(folder: Path, *files: str, mode: str = "L", size: tuple[int, int] =
 
 
 def test_a_table_is_encoded_by_the_form_whatever_else_is_in_the_file(tmp_path: Path) -> None:
-    rows = read_rows(csv(tmp_path / "a.csv", "x1,40,south,ill", "x2, 51.5 ,north,well", "x3,7,,ill"), TABLE, "wards")
-    assert rows.columns == ("age", "ward=north", "ward=south", "ward=?") and rows.classes == ("well", "ill")
-    assert rows.x.tolist() == [[40, 0, 1, 0], [51.5, 1, 0, 0], [7, 0, 0, 1]] and rows.y.tolist() == [1, 0, 1]
+    rows = read_rows(
+        csv(tmp_path / "a.csv", "x1,40,south,ill", "x2, 51.5 ,north,well", "x3,7,,ill"),
+        TABLE,
+        "wards",
+    )
+    assert rows.columns == ("age", "ward=north", "ward=south", "ward=?") and rows.classes == (
+        "well",
+        "ill",
+    )
+    assert rows.x.tolist() == [
+        [40, 0, 1, 0],
+        [51.5, 1, 0, 0],
+        [7, 0, 0, 1],
+    ] and rows.y.tolist() == [1, 0, 1]
     turned = csv(tmp_path / "b.csv", "ill,south,40", header="outcome,ward,age")
     assert read_rows(turned, TABLE, "wards").x.tolist() == [[40, 0, 1, 0]]
     one_class = csv(tmp_path / "c.csv", "x,1,north,well")  # a party need not have all classes
@@ -42,12 +57,23 @@ def test_a_table_is_encoded_by_the_form_whatever_else_is_in_the_file(tmp_path: P
 
 @pytest.mark.parametrize(
     ("row", "column"),
-    [("x,secret,north,ill", "age"), ("x,,north,ill", "age"), ("x,inf,north,ill", "age"), ("x,1e300,north,ill", "age"),
-     ("x,4,secret,ill", "ward"), ("x,4,north,secret", "outcome"), ("x,4,north,", "outcome")],
-)  # fmt: skip
-def test_a_row_that_does_not_fit_is_named_by_place_alone(row: str, column: str, tmp_path: Path) -> None:
+    [
+        ("x,secret,north,ill", "age"),
+        ("x,,north,ill", "age"),
+        ("x,inf,north,ill", "age"),
+        ("x,1e300,north,ill", "age"),
+        ("x,4,secret,ill", "ward"),
+        ("x,4,north,secret", "outcome"),
+        ("x,4,north,", "outcome"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_named_by_place_alone(
+    row: str, column: str, tmp_path: Path
+) -> None:
     path = csv(tmp_path / "rows.csv", "x,1,north,ill", row)
-    with pytest.raises(DataError, match=rf"'{column}' must hold .*, but 1 of 2 don't \(row 2") as refused:
+    with pytest.raises(
+        DataError, match=rf"'{column}' must hold .*, but 1 of 2 don't \(row 2"
+    ) as refused:
         read_rows(path, TABLE, "wards")
     assert "secret" not in str(refused.value)
 
@@ -70,9 +96,16 @@ def test_public_rows_need_no_labels(tmp_path: Path) -> None:
 
 
 def test_images_lie_in_folders_of_their_class(tmp_path: Path) -> None:
-    rows = read_rows(pictures(tmp_path / "a", "dog/1.png", "dog/2.png"), PICTURES, "pets")  # no cat here
-    assert rows.x.shape == (2, 1, 4, 5) and rows.y.tolist() == [1, 1] and rows.classes == ("cat", "dog")
-    both = read_rows(pictures(tmp_path / "b", "cat/z.png", "dog/a.png", mode="RGB"), PICTURES, "pets")
+    # no cat here
+    rows = read_rows(pictures(tmp_path / "a", "dog/1.png", "dog/2.png"), PICTURES, "pets")
+    assert (
+        rows.x.shape == (2, 1, 4, 5)
+        and rows.y.tolist() == [1, 1]
+        and rows.classes == ("cat", "dog")
+    )
+    both = read_rows(
+        pictures(tmp_path / "b", "cat/z.png", "dog/a.png", mode="RGB"), PICTURES, "pets"
+    )
     assert both.x.shape == (2, 1, 4, 5) and both.y.tolist() == [0, 1]
     with pytest.raises(DataError, match="not classes of the schema"):
         read_rows(pictures(tmp_path / "c", "bird/1.png"), PICTURES, "pets")
@@ -107,7 +140,9 @@ def test_the_scaling_is_that_of_the_rows_that_are_given() -> None:
 
 
 @pytest.mark.parametrize("missing", ["median", "most-frequent", "indicator"])
-def test_missing_numbers_are_filled_by_own_rows_without_a_value_in_an_error(tmp_path: Path, missing: Any) -> None:
+def test_missing_numbers_are_filled_by_own_rows_without_a_value_in_an_error(
+    tmp_path: Path, missing: Any
+) -> None:
     form = SchemaConfig(columns=("age", "dose"), label="y", classes=("a", "b")).build(missing)
     (tmp_path / "rows.csv").write_text("age,dose,y\n10,1,a\n,2,b\n30,NA,a\n30,4,b\n")
     data = read_rows(tmp_path / "rows.csv", form, "wards")
@@ -120,6 +155,8 @@ def test_missing_numbers_are_filled_by_own_rows_without_a_value_in_an_error(tmp_
     filled = np.where(np.isnan(data.x), fill, data.x)
     np.testing.assert_allclose((shift, scale), (filled.mean(0), filled.std(0)), rtol=1e-6)
     (tmp_path / "rows.csv").write_text("age,dose,y\n10,1,a\nsecret,2,b\n")
-    with pytest.raises(DataError, match=r"'age' must hold a number, or nothing, .* 1 of 2") as error:
+    with pytest.raises(
+        DataError, match=r"'age' must hold a number, or nothing, .* 1 of 2"
+    ) as error:
         read_rows(tmp_path / "rows.csv", form, "wards")
     assert "secret" not in str(error.value)

@@ -28,7 +28,8 @@ def numbers(parties: VerticalDataset, party: int, part: str) -> list[int]:
     view = parties.views[party]
     recipe = view.recipe
     whole = {
-        row.tobytes(): number for number, row in enumerate(crop_cells(DIGITS.x, tuple(recipe["grid"]), recipe["cells"]))
+        row.tobytes(): number
+        for number, row in enumerate(crop_cells(DIGITS.x, tuple(recipe["grid"]), recipe["cells"]))
     }
     return [whole[row.tobytes()] for row in view.x[getattr(view, part)]]
 
@@ -36,7 +37,9 @@ def numbers(parties: VerticalDataset, party: int, part: str) -> list[int]:
 def digits(**options: Any) -> VerticalDataset:
     """Digits whose every party sees the whole image, so that a row says who it is."""
     return simulate(
-        "digits", **{"parties": 4, "blocks_per_party": 4, "seed": 3, "aligned": 40, "unaligned": 60} | options
+        "digits",
+        **{"parties": 4, "blocks_per_party": 4, "seed": 3, "aligned": 40, "unaligned": 60}
+        | options,
     )
 
 
@@ -45,13 +48,29 @@ def digits(**options: Any) -> VerticalDataset:
 
 def test_cells_walk_through_neighbours() -> None:
     assert grid_cells((4, 4), (2, 2)) == [(0, 0, 2, 2), (0, 2, 2, 2), (2, 2, 2, 2), (2, 0, 2, 2)]
-    assert [place[:2] for place in grid_cells((2, 6), (2, 3))] == [(0, 0), (0, 2), (0, 4), (1, 4), (1, 2), (1, 0)]
+    assert [place[:2] for place in grid_cells((2, 6), (2, 3))] == [
+        (0, 0),
+        (0, 2),
+        (0, 4),
+        (1, 4),
+        (1, 2),
+        (1, 0),
+    ]
     assert [place[1] for place in grid_cells((3, 9), (1, 3))] == [0, 3, 6]
-    assert [default_grid(parties) for parties in (2, 3, 4, 5, 6, 8)] == [(2, 1), (1, 3), (2, 2), (1, 5), (2, 3), (2, 4)]
+    assert [default_grid(parties) for parties in (2, 3, 4, 5, 6, 8)] == [
+        (2, 1),
+        (1, 3),
+        (2, 2),
+        (1, 5),
+        (2, 3),
+        (2, 4),
+    ]
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 8), st.integers(1, 8))
-def test_cells_have_one_size_and_lose_nothing(height: int, width: int, rows: int, columns: int) -> None:
+def test_cells_have_one_size_and_lose_nothing(
+    height: int, width: int, rows: int, columns: int
+) -> None:
     if rows > height or columns > width:
         with pytest.raises(DataError, match="does not fit"):
             grid_cells((height, width), (rows, columns))
@@ -59,7 +78,11 @@ def test_cells_have_one_size_and_lose_nothing(height: int, width: int, rows: int
     seen = np.zeros((height, width), dtype=int)
     places = grid_cells((height, width), (rows, columns))
     for top, left, h, w in places:
-        assert (h, w) == (-(-height // rows), -(-width // columns)) and top + h <= height and left + w <= width
+        assert (
+            (h, w) == (-(-height // rows), -(-width // columns))
+            and top + h <= height
+            and left + w <= width
+        )
         seen[top : top + h, left : left + w] += 1
     assert seen.min() >= 1 and len(set(places)) == rows * columns
     if height % rows == 0 and width % columns == 0:
@@ -75,7 +98,8 @@ def test_each_party_sees_its_cells_of_the_same_people() -> None:
     assert [view.recipe["cells"] for view in parties.views] == [[0, 1], [1, 2], [2, 3], [3, 0]]
     first, second = parties.views[:2]
     assert first.input_shape == (2, 4, 4) and first.shift.tolist() == [8.0, 8.0]
-    assert (first.x[first.aligned, 1] == second.x[second.aligned, 0]).all()  # both see the top right
+    # both see the top right
+    assert (first.x[first.aligned, 1] == second.x[second.aligned, 0]).all()
     assert (first.x[first.test, 1] == second.x[second.test, 0]).all()
     last = parties.views[3]
     rows = numbers(parties, 0, "aligned")
@@ -88,7 +112,9 @@ def test_each_party_sees_its_cells_of_the_same_people() -> None:
 def test_any_number_of_parties(number: int) -> None:
     parties = simulate("digits", parties=number, seed=0, aligned=20, unaligned=10)
     assert len(parties.views) == number
-    assert {view.x.shape for view in parties.views} == {(30 + 451, 1 if number == 2 else 2, *windows_of(number))}
+    assert {view.x.shape for view in parties.views} == {
+        (30 + 451, 1 if number == 2 else 2, *windows_of(number))
+    }
 
 
 def windows_of(number: int) -> tuple[int, int]:
@@ -96,8 +122,14 @@ def windows_of(number: int) -> tuple[int, int]:
 
 
 def test_a_finer_grid() -> None:
-    parties = simulate("digits", parties=4, seed=0, aligned=20, unaligned=10, grid=(4, 4), blocks_per_party=5)
-    assert parties.views[3].recipe["cells"] == [3, 4, 5, 6, 7] and parties.views[0].input_shape == (5, 2, 2)
+    parties = simulate(
+        "digits", parties=4, seed=0, aligned=20, unaligned=10, grid=(4, 4), blocks_per_party=5
+    )
+    assert parties.views[3].recipe["cells"] == [3, 4, 5, 6, 7] and parties.views[0].input_shape == (
+        5,
+        2,
+        2,
+    )
 
 
 def test_nobody_is_in_two_places() -> None:
@@ -113,8 +145,14 @@ def test_nobody_is_in_two_places() -> None:
 
 
 def test_neither_parties_nor_aligned_rows_move_the_others() -> None:
-    few, many, eight = digits(), digits(aligned=120), digits(parties=8, grid=(2, 4), blocks_per_party=8, unaligned=60)
-    assert numbers(many, 0, "aligned")[:40] == numbers(few, 0, "aligned") == numbers(eight, 0, "aligned")
+    few = digits()
+    many = digits(aligned=120)
+    eight = digits(parties=8, grid=(2, 4), blocks_per_party=8, unaligned=60)
+    assert (
+        numbers(many, 0, "aligned")[:40]
+        == numbers(few, 0, "aligned")
+        == numbers(eight, 0, "aligned")
+    )
     assert numbers(many, 0, "test") == numbers(few, 0, "test") == numbers(eight, 0, "test")
     for party in range(4):
         rows = numbers(few, party, "unaligned")
@@ -130,22 +168,37 @@ def test_aligned_rows_are_even_over_the_classes_for_images() -> None:
 
 def test_the_test_rows_can_be_cut() -> None:
     few = digits(test_rows=30)
-    assert set(numbers(few, 0, "test")) < set(numbers(digits(), 0, "test")) and len(few.test_labels) == 30
+    assert (
+        set(numbers(few, 0, "test")) < set(numbers(digits(), 0, "test"))
+        and len(few.test_labels) == 30
+    )
 
 
 def test_rare_classes_are_rare_among_the_aligned_only() -> None:
     zero = digits(rare_classes=[3, 7])
     counts = np.bincount(zero.labels, minlength=10)
-    assert counts[[3, 7]].tolist() == [0, 0] and counts.sum() == 40 and set(counts[[0, 1, 2, 4]]) == {5}
-    few = np.bincount(digits(rare_classes=[3], rare_rows=2, balanced=False, aligned=200).labels, minlength=10)
+    assert (
+        counts[[3, 7]].tolist() == [0, 0]
+        and counts.sum() == 40
+        and set(counts[[0, 1, 2, 4]]) == {5}
+    )
+    few = np.bincount(
+        digits(rare_classes=[3], rare_rows=2, balanced=False, aligned=200).labels, minlength=10
+    )
     assert few[3] == 2 and few.sum() == 200
     truth = zero.views[1].truth
-    assert truth is not None and {3, 7} <= set(truth.tolist()) and {3, 7} <= set(zero.test_labels.tolist())
+    assert (
+        truth is not None
+        and {3, 7} <= set(truth.tolist())
+        and {3, 7} <= set(zero.test_labels.tolist())
+    )
 
 
 def test_majority_classes() -> None:
     parties = digits(unaligned=None, imbalance_ratio=[4, 4, 2, 1], majority_classes=3)
-    counts = [np.bincount(view.truth, minlength=10) for view in parties.views if view.truth is not None]
+    counts = [
+        np.bincount(view.truth, minlength=10) for view in parties.views if view.truth is not None
+    ]
     for party, wanted in enumerate((4, 4, 2)):
         top = np.sort(counts[party])[::-1]
         assert top[2] > 1.5 * top[3] and ratio(counts[party]) == pytest.approx(wanted, rel=0.15)
@@ -173,12 +226,21 @@ def test_new_images_go_through_the_recipe() -> None:
     parties = simulate("digits", parties=4, seed=0, aligned=50, unaligned=30)
     view = parties.views[2]
     recipe = json.loads(json.dumps(view.recipe))
-    assert (encode_new_rows(recipe, DIGITS.x)[numbers(parties, 2, "test")] == view.x[view.test]).all()
+    assert (
+        encode_new_rows(recipe, DIGITS.x)[numbers(parties, 2, "test")] == view.x[view.test]
+    ).all()
     for raw in (DIGITS.x[:, :, :4], DIGITS.x.astype(np.float32), {"a": np.zeros(3)}):
         with pytest.raises(DataError):
             encode_new_rows(recipe, raw)
     damage: dict[str, Any]
-    for damage in ({"cells": [9]}, {"grid": []}, {"shape": None}, {"kind": "x"}, {"cells": []}, {"grid": [0, 2]}):
+    for damage in (
+        {"cells": [9]},
+        {"grid": []},
+        {"shape": None},
+        {"kind": "x"},
+        {"cells": []},
+        {"grid": [0, 2]},
+    ):
         with pytest.raises(DataError):
             encode_new_rows(recipe | damage, DIGITS.x)
 
@@ -212,7 +274,9 @@ def test_an_encoder_sees_its_party_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     used = set(view.x[local, 0].tolist())
     foreign = np.array([value not in used for value in seen.tolist()])
     raw[name][foreign] += 1e3  # test rows and the other parties' rows
-    monkeypatch.setattr("fedloom.data.simulation.load_raw", lambda *_, **__: replace(table, columns=raw))
+    monkeypatch.setattr(
+        "fedloom.data.simulation.load_raw", lambda *_, **__: replace(table, columns=raw)
+    )
     after = simulate("breast_cancer", parties=3, seed=1, aligned=60, unaligned=40).views[1]
     assert after.recipe == view.recipe and (after.x[local] == view.x[local]).all()
     assert (after.x[view.test, 0] != view.x[view.test, 0]).any()
@@ -231,7 +295,9 @@ def test_raw_tables_are_what_load_encodes() -> None:
         table, data = load_raw(name), load(name)
         assert isinstance(table, RawTable)
         encoded = encode_table(table)
-        assert (encoded.x == data.x).all() and encoded.columns == data.columns == tuple(table.columns)
+        assert (encoded.x == data.x).all() and encoded.columns == data.columns == tuple(
+            table.columns
+        )
     assert isinstance(load_raw("digits"), Dataset)
 
 
@@ -276,7 +342,9 @@ def test_a_class_without_rows_left_is_named() -> None:
     with pytest.raises(DataError, match="'class_2' has too few rows"):
         simulate("wine", parties=3, seed=0, aligned=120, balanced=True)
     alone = simulate("wine", parties=3, seed=0, aligned=120, balanced=True, unaligned=0)
-    assert all(len(view.unaligned) == 0 for view in alone.views) and np.bincount(alone.labels)[2] == 36
+    assert (
+        all(len(view.unaligned) == 0 for view in alone.views) and np.bincount(alone.labels)[2] == 36
+    )
 
 
 def view(name: str = "a", **changes: Any) -> PartyView:
@@ -331,7 +399,13 @@ def test_a_view_is_checked(changes: dict[str, Any], message: str) -> None:
 )
 def test_views_are_checked_against_each_other(changes: dict[str, Any], message: str) -> None:
     views, labels = (view(), view("b")), np.array([0, 1])
-    fields: dict[str, Any] = {"name": "n", "kind": "table", "classes": ("no", "yes"), "views": views, "labels": labels}
+    fields: dict[str, Any] = {
+        "name": "n",
+        "kind": "table",
+        "classes": ("no", "yes"),
+        "views": views,
+        "labels": labels,
+    }
     fields |= {"test_labels": np.array([1])}
     assert len(VerticalDataset(**fields).views) == 2
     with pytest.raises(DataError, match=message):
@@ -346,8 +420,12 @@ def test_encoders_travel_in_the_recipe() -> None:
 
 def test_validation_rows_stand_in_for_the_test_rows() -> None:
     tested, found = digits(), digits(validation=0.2)
-    rows: dict[str, set[int]] = {part: set(numbers(found, 0, part)) for part in ("aligned", "unaligned", "test")}
+    rows: dict[str, set[int]] = {
+        part: set(numbers(found, 0, part)) for part in ("aligned", "unaligned", "test")
+    }
     test = set(numbers(tested, 0, "test"))
-    assert not test & set[int]().union(*rows.values()) and not rows["test"] & (rows["aligned"] | rows["unaligned"])
+    assert not test & set[int]().union(*rows.values()) and not rows["test"] & (
+        rows["aligned"] | rows["unaligned"]
+    )
     assert abs(len(rows["test"]) - 0.2 * (len(DIGITS.y) - len(test))) <= 10
     assert all(numbers(found, party, "test") == numbers(found, 0, "test") for party in range(4))

@@ -69,7 +69,9 @@ def write_mnist(hf: Any, root: Path, pixels: np.ndarray) -> None:
     features = {"image": hf.Image(), "label": hf.ClassLabel(names=["zero", "one", "two"])}
     folder = root / "ylecun" / "mnist" / "mnist"
     images = [png(image) for image in pixels]
-    write(hf, folder / "train-00000-of-00001.parquet", features, image=images[:4], label=[2, 0, 1, 2])
+    write(
+        hf, folder / "train-00000-of-00001.parquet", features, image=images[:4], label=[2, 0, 1, 2]
+    )
     write(hf, folder / "test-00000-of-00001.parquet", features, image=images[4:], label=[1, 1])
 
 
@@ -90,19 +92,30 @@ def test_digits_are_the_ones_of_scikit_learn() -> None:
     assert (data.x.max() - data.shift[0]) / data.scale[0] == 1.0
 
 
-@pytest.mark.parametrize(("name", "rows", "features", "classes"), [("wine", 178, 13, 3), ("breast_cancer", 569, 30, 2)])
+@pytest.mark.parametrize(
+    ("name", "rows", "features", "classes"), [("wine", 178, 13, 3), ("breast_cancer", 569, 30, 2)]
+)
 def test_bundled_tables(name: str, rows: int, features: int, classes: int) -> None:
     data = load(name)
     assert data.x.shape == (rows, features) and len(data.classes) == classes
     assert len(data.columns) == features
     scaled = data.standardized(np.arange(rows))
-    assert ((scaled.x - scaled.shift) / scaled.scale).std(axis=0) == pytest.approx(np.ones(features), rel=1e-4)
+    assert ((scaled.x - scaled.shift) / scaled.scale).std(axis=0) == pytest.approx(
+        np.ones(features), rel=1e-4
+    )
 
 
 def test_the_registry_says_what_a_set_needs() -> None:
-    assert SOURCES["digits"].bundled and SOURCES["digits"].extra is None and SOURCES["digits"].test is None
+    assert (
+        SOURCES["digits"].bundled
+        and SOURCES["digits"].extra is None
+        and SOURCES["digits"].test is None
+    )
     assert not SOURCES["svhn"].bundled and SOURCES["svhn"].extra == "hub"
-    assert (SOURCES["svhn"].hub, SOURCES["svhn"].config) == ("ufldl-stanford/svhn", "cropped_digits")
+    assert (SOURCES["svhn"].hub, SOURCES["svhn"].config) == (
+        "ufldl-stanford/svhn",
+        "cropped_digits",
+    )
     assert SOURCES["tiny-imagenet"].test == "valid"
     assert {name for name, source in SOURCES.items() if source.kind == "table"} == {
         "adult",
@@ -126,7 +139,9 @@ def test_a_named_set_is_read_from_the_root(hf: Any, tmp_path: Path) -> None:
     assert (data.name, data.groups) == ("mnist", None)
 
 
-def test_the_root_may_come_from_the_environment(hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_root_may_come_from_the_environment(
+    hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_mnist(hf, tmp_path, pictures((5, 4), 6))
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path))
     assert load("mnist").y.tolist() == [2, 0, 1, 2, 1, 1]
@@ -156,7 +171,9 @@ def test_changed_files_are_decoded_again(hf: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "other rows", "no words"])
-def test_a_damaged_cache_is_rewritten(hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+def test_a_damaged_cache_is_rewritten(
+    hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     pixels = pictures((5, 4), 6)
@@ -175,7 +192,9 @@ def test_a_damaged_cache_is_rewritten(hf: Any, tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in (cache / "fedloom" / "data").iterdir()] == [entry.name]
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_no_error(
+    hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     write_mnist(hf, tmp_path, pictures((5, 4), 6))
@@ -229,7 +248,9 @@ def test_a_version_of_a_set_has_its_own_folder(hf: Any, tmp_path: Path) -> None:
     features = {"image": hf.Image(), "label": hf.ClassLabel(names=["0", "1"])}
     images = [png(image) for image in pictures((4, 4, 3), 2)]
     for split in ("train", "test", "extra"):
-        write(hf, folder / "cropped_digits" / f"{split}.parquet", features, image=images, label=[1, 0])
+        write(
+            hf, folder / "cropped_digits" / f"{split}.parquet", features, image=images, label=[1, 0]
+        )
     write(hf, folder / "full_numbers" / "train.parquet", {"other": hf.Value("int64")}, other=[1])
     data = load("svhn", root=tmp_path)
     assert data.y.tolist() == [1, 0, 1, 0] and len(data.test if data.test is not None else []) == 2
@@ -276,12 +297,32 @@ def bad_parquets(hf: Any) -> dict[str, tuple[dict[str, Any], dict[str, list[Any]
     small, large = (png(pixels) for pixels in (pictures((2, 2), 1)[0], pictures((3, 2), 1)[0]))
     number = hf.Value("int64")
     return {
-        "shapes": ({"i": image, "l": names}, {"i": [small, large], "l": [0, 1]}, r"2x2 \(1\), 3x2 \(1\)"),
-        "broken": ({"i": image, "l": names}, {"i": [small, {"bytes": b"x"}], "l": [0, 1]}, "Image 1"),
+        "shapes": (
+            {"i": image, "l": names},
+            {"i": [small, large], "l": [0, 1]},
+            r"2x2 \(1\), 3x2 \(1\)",
+        ),
+        "broken": (
+            {"i": image, "l": names},
+            {"i": [small, {"bytes": b"x"}], "l": [0, 1]},
+            "Image 1",
+        ),
         "gap": ({"i": image, "l": names}, {"i": [small, None], "l": [0, 1]}, "must have an image"),
-        "unlabeled": ({"i": image, "l": names}, {"i": [small, small], "l": [0, -1]}, "has .a. only"),
-        "no label": ({"i": image, "n": number}, {"i": [small, small], "n": [0, 1]}, "none of its columns"),
-        "half labeled": ({"i": image, "l": names}, {"i": [small, small], "l": [0, None]}, "has .a. only"),
+        "unlabeled": (
+            {"i": image, "l": names},
+            {"i": [small, small], "l": [0, -1]},
+            "has .a. only",
+        ),
+        "no label": (
+            {"i": image, "n": number},
+            {"i": [small, small], "n": [0, 1]},
+            "none of its columns",
+        ),
+        "half labeled": (
+            {"i": image, "l": names},
+            {"i": [small, small], "l": [0, None]},
+            "has .a. only",
+        ),
         "two pictures": (
             {"i": image, "j": image, "l": names},
             {"i": [small], "j": [small], "l": [0]},
@@ -362,8 +403,12 @@ def test_credit_drops_the_number_of_the_row(hf: Any, tmp_path: Path) -> None:
     assert data.y.tolist() == [1, 0]
 
 
-@pytest.mark.parametrize(("header", "column"), [("a,Class,b", 1), ("target,a,b", 0), ("a,b,outcome", 2), ("a,y,b", 1)])
-def test_the_label_of_a_csv_goes_by_name_else_is_last(hf: Any, tmp_path: Path, header: str, column: int) -> None:
+@pytest.mark.parametrize(
+    ("header", "column"), [("a,Class,b", 1), ("target,a,b", 0), ("a,b,outcome", 2), ("a,y,b", 1)]
+)
+def test_the_label_of_a_csv_goes_by_name_else_is_last(
+    hf: Any, tmp_path: Path, header: str, column: int
+) -> None:
     data = load(csv(tmp_path / "x.csv", header, "1,2,1", "2,1,2", "2,2,1"))
     rows = np.array([[1, 2, 1], [2, 1, 2], [2, 2, 1]])
     assert (data.y + 1).tolist() == rows[:, column].tolist()
@@ -393,7 +438,9 @@ def test_a_csv_may_change_its_mind_about_a_column(hf: Any, tmp_path: Path) -> No
         (("a,label", "1,0", "2,0"), "at least 2 classes"),
     ],
 )
-def test_unusable_csvs_are_refused(hf: Any, tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
+def test_unusable_csvs_are_refused(
+    hf: Any, tmp_path: Path, lines: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         load(csv(tmp_path / "bad.csv", *lines))
 
@@ -413,19 +460,24 @@ def fake_hub(hf: Any, pixels: np.ndarray) -> Callable[..., Any]:
     return load_dataset
 
 
-def test_the_hub_is_asked_where_there_is_no_folder(hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_asked_where_there_is_no_folder(
+    hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pixels = pictures((4, 4), 2)
     monkeypatch.setattr(hf, "load_dataset", fake_hub(hf, pixels))
     data = load("emnist", root=tmp_path)
     assert (data.x[:2, 0] == pixels).all() and data.y.tolist() == [0, 1, 0, 1]
     monkeypatch.setattr(hub, "decode_images", forbid)
-    assert (load("emnist").x == data.x).all()  # the fingerprint is the same, so nothing is decoded again
+    # the fingerprint is the same, so nothing is decoded again
+    assert (load("emnist").x == data.x).all()
     monkeypatch.setattr(hf, "load_dataset", fake_hub(hf, pixels + 1))
     with pytest.raises(AssertionError, match="should not have been called"):
         load("emnist")
 
 
-def test_progress_bars_are_as_before(hf: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_bars_are_as_before(
+    hf: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     write_mnist(hf, tmp_path, pictures((5, 4), 6))
     capfd.readouterr()
     before = hf.are_progress_bars_disabled()
@@ -439,7 +491,9 @@ def test_a_missing_set_without_a_network_is_one_clear_sentence(
     hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_root: bool
 ) -> None:
     def offline(*_: object, **__: object) -> Any:
-        raise ConnectionError("Couldn't reach 'ylecun/mnist' on the Hub (OfflineModeIsEnabled)\nand so on")
+        raise ConnectionError(
+            "Couldn't reach 'ylecun/mnist' on the Hub (OfflineModeIsEnabled)\nand so on"
+        )
 
     monkeypatch.setattr(hf, "load_dataset", offline)
     with pytest.raises(DataError) as caught:
@@ -464,16 +518,21 @@ def test_a_hub_that_cannot_be_reached_is_not_asked_again_and_again(
     monkeypatch.setattr(socket, "create_connection", refused)
     monkeypatch.setattr(urllib.request, "getproxies", dict)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    with pytest.raises(DataError, match="nor available from the Hugging Face hub as 'ylecun/mnist'"):
+    with pytest.raises(
+        DataError, match="nor available from the Hugging Face hub as 'ylecun/mnist'"
+    ):
         load("mnist")
     assert tried == [("huggingface.co", 443)] and not hf.config.HF_HUB_OFFLINE
 
 
-def test_without_datasets_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_datasets_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r'pip install -e ".\[hub\]"'):
         load("mnist")
-    assert load(csv(tmp_path / "x.csv", "a,label", "1,0", "2,1")).y.tolist() == [0, 1]  # a CSV needs no package
+    # a CSV needs no package
+    assert load(csv(tmp_path / "x.csv", "a,label", "1,0", "2,1")).y.tolist() == [0, 1]
 
 
 def test_a_folder_of_csv_files_has_the_splits_of_its_names(tmp_path: Path) -> None:
@@ -482,8 +541,16 @@ def test_a_folder_of_csv_files_has_the_splits_of_its_names(tmp_path: Path) -> No
     csv(tmp_path / "pets" / "test" / "0.csv", "age,tame,label", "4,False,cat")
     csv(tmp_path / "pets" / "notes.csv", "word", "hello")
     data = load(str(tmp_path / "pets"))
-    assert data.columns == ("tame", "age") and data.classes == ("cat", "dog") and data.y.tolist() == [0, 1, 1, 0]
-    assert data.x.tolist() == [[1, 1], [0, 2], [1, 3], [0, 4]] and data.test is not None and data.test.tolist() == [3]
+    assert (
+        data.columns == ("tame", "age")
+        and data.classes == ("cat", "dog")
+        and data.y.tolist() == [0, 1, 1, 0]
+    )
+    assert (
+        data.x.tolist() == [[1, 1], [0, 2], [1, 3], [0, 4]]
+        and data.test is not None
+        and data.test.tolist() == [3]
+    )
     csv(tmp_path / "pets" / "train-3.csv", "tame,label", "True,dog")
     with pytest.raises(DataError, match=r"must have the columns .*train-3.csv has others"):
         load(str(tmp_path / "pets"))
@@ -506,7 +573,9 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
         load(str(tmp_path / "notes.txt"))
 
 
-def test_a_parquet_file_is_read_as_datasets_reads_it(hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parquet_file_is_read_as_datasets_reads_it(
+    hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds = {
         "int": hf.Value("int32"),
         "flag": hf.Value("bool"),
@@ -533,7 +602,13 @@ def test_a_parquet_file_is_read_as_datasets_reads_it(hf: Any, tmp_path: Path, mo
     assert hub._read_parquet_file(tmp_path / "odd.parquet", "odd") is None
     monkeypatch.setattr(hub, "_read_parquet_file", lambda *_: None)
     theirs = hub.read_content(tmp_path / "one.parquet", "one")
-    assert [*mine.columns] == [*theirs.columns] and mine.named == theirs.named == {"kind": ["b", "a"]}
-    assert mine.images is not None and theirs.images is not None and [*mine.images] == [*theirs.images]
+    assert [*mine.columns] == [*theirs.columns] and mine.named == theirs.named == {
+        "kind": ["b", "a"]
+    }
+    assert (
+        mine.images is not None and theirs.images is not None and [*mine.images] == [*theirs.images]
+    )
     for column in mine.columns:
-        np.testing.assert_array_equal(mine.columns[column].values, theirs.columns[column].values, strict=True)
+        np.testing.assert_array_equal(
+            mine.columns[column].values, theirs.columns[column].values, strict=True
+        )

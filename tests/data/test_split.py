@@ -35,11 +35,19 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     server=st.just(0) | st.integers(1, 80),
     public=st.integers(0, 60),
     official=st.booleans(),
-    partition=st.sampled_from(["dirichlet", "dirichlet-classwise", "pathological", "random-classes", "iid", "natural"]),
+    partition=st.sampled_from(
+        ["dirichlet", "dirichlet-classwise", "pathological", "random-classes", "iid", "natural"]
+    ),
     rows=st.none() | st.integers(1, 200),
 )
 def test_server_shards_public_and_test_have_no_row_in_common(
-    seed: int, clients: int, server: int, public: int, official: bool, partition: str, rows: int | None
+    seed: int,
+    clients: int,
+    server: int,
+    public: int,
+    official: bool,
+    partition: str,
+    rows: int | None,
 ) -> None:
     data = pool(official=official, groups=True)
     options = {"rows": 5} if partition == "random-classes" else {}
@@ -61,10 +69,14 @@ def test_server_shards_public_and_test_have_no_row_in_common(
     for own, shard in zip(found.own_test, found.shards, strict=True):
         assert len(set(own.tolist())) == len(own) and 0 < len(own) <= 10
         if partition == "natural":
-            assert (data.groups is not None and len({*data.groups[own], *data.groups[shard]}) == 1) or official
+            assert (
+                data.groups is not None and len({*data.groups[own], *data.groups[shard]}) == 1
+            ) or official
         else:
             assert len(own) == 10
-        assert not set(own.tolist()) & set(np.concatenate([*found.shards, found.server, found.public]).tolist())
+        assert not set(own.tolist()) & set(
+            np.concatenate([*found.shards, found.server, found.public]).tolist()
+        )
     for part in (*found.shards, found.server, found.public, found.test, *found.own_test):
         assert part.dtype == np.int64 and (np.diff(part) > 0).all()
 
@@ -82,24 +94,40 @@ def test_an_official_test_split_is_kept_as_it_is() -> None:
 def test_without_one_the_same_share_of_each_class_is_held_out() -> None:
     data = replace(pool(), y=np.repeat([0, 1, 2, 3], [200, 150, 49, 1]))
     found = split(data, clients=2, seed=1, test_fraction=0.1, partition="iid")
-    assert np.bincount(data.y[found.test], minlength=4).tolist() == [20, 15, 5, 0]  # 4.9 -> 5; one row trains
+    # 4.9 -> 5; one row trains
+    assert np.bincount(data.y[found.test], minlength=4).tolist() == [20, 15, 5, 0]
 
 
 def test_draws_for_one_purpose_move_nothing_else() -> None:
     def make(**changes: Any) -> Split:
-        plain: dict[str, Any] = {"clients": 5, "seed": 3, "public": 40, "test_rows": 50, "own_test_rows": 8}
+        plain: dict[str, Any] = {
+            "clients": 5,
+            "seed": 3,
+            "public": 40,
+            "test_rows": 50,
+            "own_test_rows": 8,
+        }
         return split(pool(), **{**plain, **changes})
 
     base = make()
-    for changes in ({"clients": 9}, {"partition": "iid"}, {"own_test_rows": 0}, {"options": {"alpha": 9.0}}):
+    for changes in (
+        {"clients": 9},
+        {"partition": "iid"},
+        {"own_test_rows": 0},
+        {"options": {"alpha": 9.0}},
+    ):
         found = make(**changes)
         assert same(found.test, base.test) and same(found.public, base.public), changes
     for changes in ({"own_test_rows": 3}, {"test_rows": 20}):
         found = make(**changes)
-        assert all(map(same, found.shards, base.shards)) and same(found.public, base.public), changes
+        assert all(map(same, found.shards, base.shards)) and same(found.public, base.public), (
+            changes
+        )
     assert same(make(public=0).test, base.test)
     again, other = make(), make(seed=4)
-    assert all(map(same, again.shards, base.shards)) and all(map(same, again.own_test, base.own_test))
+    assert all(map(same, again.shards, base.shards)) and all(
+        map(same, again.own_test, base.own_test)
+    )
     assert not same(other.test, base.test) and not same(other.public, base.public)
 
 
@@ -108,11 +136,18 @@ def test_the_server_s_rows_are_the_same_for_every_seed_and_split(official: bool)
     data = pool(n=1200, official=official)
     base = split(data, clients=4, seed=0, server=200)
     assert len(base.server) == 200 and not (official and (base.server % 4 == 0).any())
-    assert np.bincount(data.y[base.server]) == pytest.approx([50] * 4, abs=20)  # evenly, as chance has it
+    # evenly, as chance has it
+    assert np.bincount(data.y[base.server]) == pytest.approx([50] * 4, abs=20)
     changes: list[dict[str, Any]] = [
-        {"seed": 1}, {"seed": 2**32 - 1}, {"clients": 9}, {"public": 50}, {"partition": "iid"}, {"test_rows": 30},
-        {"test_fraction": 0.5}, {"own_test_rows": 20},
-    ]  # fmt: skip
+        {"seed": 1},
+        {"seed": 2**32 - 1},
+        {"clients": 9},
+        {"public": 50},
+        {"partition": "iid"},
+        {"test_rows": 30},
+        {"test_fraction": 0.5},
+        {"own_test_rows": 20},
+    ]
     for change in changes:
         found = split(data, **{"clients": 4, "seed": 0, "server": 200, **change})
         assert same(found.server, base.server), change
@@ -141,10 +176,19 @@ SPLITS = [
 def test_a_split_without_a_server_stays_what_it_was(
     official: bool, partition: str, options: dict[str, Any], digest: str
 ) -> None:
-    """Digests of splits that were made before servers had rows: a published run must keep its shards."""
+    """Digests of splits that were made before servers had rows: a published run must keep its
+    shards.
+    """
     data = pool(official=official)
     found = split(
-        data, clients=5, seed=3, partition=partition, options=options, public=40, test_rows=50, own_test_rows=8
+        data,
+        clients=5,
+        seed=3,
+        partition=partition,
+        options=options,
+        public=40,
+        test_rows=50,
+        own_test_rows=8,
     )
     assert len(found.server) == 0
     parts = (*found.shards, found.public, found.test, *found.own_test)
@@ -172,13 +216,17 @@ def test_own_test_rows_have_the_mix_of_the_shard() -> None:
 def test_own_test_rows_are_never_repeated() -> None:
     """A client of one class asks for 60 rows, but the test split has 25 of that class."""
     data = pool()
-    found = split(data, clients=4, seed=2, partition="pathological", options={"classes": 1}, own_test_rows=60)
+    found = split(
+        data, clients=4, seed=2, partition="pathological", options={"classes": 1}, own_test_rows=60
+    )
     assert [len(set(own.tolist())) for own in found.own_test] == [25] * 4
     assert [len(own) for own in found.own_test] == [25] * 4
 
 
 def test_clients_of_one_mix_draw_different_own_test_rows() -> None:
-    found = split(pool(), clients=8, seed=2, partition="pathological", options={"classes": 1}, own_test_rows=8)
+    found = split(
+        pool(), clients=8, seed=2, partition="pathological", options={"classes": 1}, own_test_rows=8
+    )
     assert len({tuple(own.tolist()) for own in found.own_test}) == 8
 
 
@@ -228,10 +276,16 @@ def test_the_public_hash_is_of_the_rows_and_not_of_the_labels() -> None:
         ({"partition": "natrual"}, "Did you mean 'natural'"),
         ({"partition": "natural"}, "rows have owners"),
         ({"options": {"alfa": 1}}, "Did you mean 'alpha'"),
-        ({"partition": lambda labels, clients, rng: [np.array([0, 1]), np.array([1, 2])]}, "1 of them twice"),
+        (
+            {"partition": lambda labels, clients, rng: [np.array([0, 1]), np.array([1, 2])]},
+            "1 of them twice",
+        ),
         ({"partition": lambda labels, clients, rng: [np.array([0, 1])]}, "for 2 clients"),
         ({"partition": lambda labels, clients, rng: [np.array([0]), np.array([300])]}, "0..299"),
-        ({"partition": lambda labels, clients, rng: [np.arange(3), np.arange(0)]}, r"\[3, 0\] rows"),
+        (
+            {"partition": lambda labels, clients, rng: [np.arange(3), np.arange(0)]},
+            r"\[3, 0\] rows",
+        ),
         ({"partition": lambda labels, clients, rng: []}, "0 parts"),
     ],
 )
@@ -256,7 +310,9 @@ def test_each_owner_has_the_same_share_of_test_rows_in_its_class_mix() -> None:
     sizes = {0: (30, 10), 1: (4, 40), 2: (2, 2), 3: (1, 0)}  # rows of both classes
     groups = np.repeat([*sizes], [sum(rows) for rows in sizes.values()])
     y = np.concatenate([np.repeat([0, 1], rows) for rows in sizes.values()])
-    data = table_dataset("owned", np.zeros((len(y), 1), np.float32), y, ("a", "b"), ("c",), groups=groups)
+    data = table_dataset(
+        "owned", np.zeros((len(y), 1), np.float32), y, ("a", "b"), ("c",), groups=groups
+    )
     found = split(data, clients=4, seed=3, partition="natural", own_test_rows=None)
     for owner, rows in sizes.items():
         tested = found.test[groups[found.test] == owner]
@@ -267,7 +323,10 @@ def test_each_owner_has_the_same_share_of_test_rows_in_its_class_mix() -> None:
         if owner < 3:
             assert same(found.own_test[owner], tested)
     again = split(data, clients=2, seed=3, partition="iid", own_test_rows=None)
-    assert same(again.test, found.test) and [len(own) for own in again.own_test] == [len(found.test)] * 2
+    assert (
+        same(again.test, found.test)
+        and [len(own) for own in again.own_test] == [len(found.test)] * 2
+    )
 
 
 @given(
@@ -276,11 +335,21 @@ def test_each_owner_has_the_same_share_of_test_rows_in_its_class_mix() -> None:
     official=st.booleans(),
     partition=st.sampled_from(["dirichlet", "iid", "natural"]),
 )
-def test_validation_rows_stand_in_for_the_test_rows(seed: int, share: float, official: bool, partition: str) -> None:
+def test_validation_rows_stand_in_for_the_test_rows(
+    seed: int, share: float, official: bool, partition: str
+) -> None:
     """Nobody trains or is tested on the test rows, which are the same for every share."""
     data = pool(official=official, groups=True)
-    options: dict[str, Any] = {"clients": 4, "seed": seed, "partition": partition, "server": 20, "public": 30}
-    tested, found = (split(data, **options, own_test_rows=10, validation=share) for share in (0.0, share))
+    options: dict[str, Any] = {
+        "clients": 4,
+        "seed": seed,
+        "partition": partition,
+        "server": 20,
+        "public": 30,
+    }
+    tested, found = (
+        split(data, **options, own_test_rows=10, validation=share) for share in (0.0, share)
+    )
     rest = 400 - 20 - len(tested.test)
     assert abs(len(found.test) - share * rest) <= 20
     used = np.concatenate([*found.shards, found.server, found.public, found.test])

@@ -26,13 +26,17 @@ def test_by_hand() -> None:
     assert stats.entropy.tolist() == [1.0, 0.0]
     assert str(stats.entropy[1]) == "0.0"  # not -0.0
     assert stats.pairwise == 1.0
-    # All rows: (1/3, 1/3, 1/3). Client 0 is (1/6 + 1/6 + 1/3) / 2 away, client 1 (1/3 + 1/3 + 2/3) / 2.
+    # All rows: (1/3, 1/3, 1/3). Client 0 is (1/6 + 1/6 + 1/3) / 2 away, client 1 (1/3 + 1/3 + 2/3)
+    # / 2.
     assert stats.to_global == pytest.approx((1 / 3 + 2 / 3) / 2)
 
 
 def test_lines_of_a_table() -> None:
     assert PartitionStats.HEADER == ("client", "rows", "classes", "entropy", "most frequent")
-    assert small().rows() == [("0", "4", "2", "1.00", "cat (50%)"), ("1", "2", "1", "0.00", "emu (100%)")]
+    assert small().rows() == [
+        ("0", "4", "2", "1.00", "cat (50%)"),
+        ("1", "2", "1", "0.00", "emu (100%)"),
+    ]
 
 
 def test_one_client_is_no_pair() -> None:
@@ -75,7 +79,8 @@ def test_the_picture_shows_who_holds_what(tmp_path: Path) -> None:
     pixels = np.asarray(image.open(buffer).convert("RGB")).astype(int)
     colored = np.ptp(pixels, axis=2) > 40  # text, lines and grid are gray
     height, width = colored.shape
-    inside = colored[: int(0.85 * height), int(0.15 * width) : int(0.72 * width)]  # without the scale
+    # without the scale
+    inside = colored[: int(0.85 * height), int(0.15 * width) : int(0.72 * width)]
     halves = np.array_split(inside, 2)
     quarters = [[int(part.sum()) for part in np.array_split(half, 2, axis=1)] for half in halves]
     assert quarters[0][1] == quarters[1][0] == 0

@@ -1,4 +1,6 @@
-"""Texts and dates become numbers by fixed encoders: the same in training, in exported code, and for every writing."""
+"""Texts and dates become numbers by fixed encoders: the same in training, in exported code, and for
+every writing.
+"""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,9 +56,23 @@ def test_long_and_many_texts() -> None:
 
 def test_a_date_is_years_and_points_of_circles() -> None:
     at = moment_of("2000-01-01 06:00", "iso")
-    assert at is not None and date_numbers(at) == [round(0.25 / 365.2425, 9), 0, 1, 0, 1, -0.974928, -0.222521, 1, 0]
+    assert at is not None and date_numbers(at) == [
+        round(0.25 / 365.2425, 9),
+        0,
+        1,
+        0,
+        1,
+        -0.974928,
+        -0.222521,
+        1,
+        0,
+    ]
     assert moment_of("1850-12-31T23:30-01:00", "iso") == datetime(1851, 1, 1, 0, 30, tzinfo=UTC)
-    assert moment_of("03/04/2022", "month") == moment_of("04.03.2022", "day") == moment_of("2022-03-04", "iso")
+    assert (
+        moment_of("03/04/2022", "month")
+        == moment_of("04.03.2022", "day")
+        == moment_of("2022-03-04", "iso")
+    )
     assert moment_of("03/04/2022", "iso") is None and moment_of("week 1", "day") is None
 
 
@@ -67,7 +83,10 @@ def table(**more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("column", "problem"),
     [
-        (["2024-01-01", "01.02.2024"] * 20, "dates of several forms, such as '2024-01-01' and '01.02.2024'"),
+        (
+            ["2024-01-01", "01.02.2024"] * 20,
+            "dates of several forms, such as '2024-01-01' and '01.02.2024'",
+        ),
         ([*["2024-01-01", "2024-01-02"] * 19, "soon", "2024-01-01"], "has dates, but also 'soon'"),
         (["2024-01-01T00:00Z", "2024-01-01T00:00"] * 20, "with and without a time zone"),
         (["01/02/2024", "03/04/2024"] * 20, "day and month may be confused"),
@@ -77,14 +96,19 @@ def table(**more: Any) -> dict[str, Any]:
         (["2024-01-01", "", "2024-01-02", "2024-01-03"] * 10, "lacks 10 of 40 dates"),
     ],
 )
-def test_dates_that_cannot_be_read_are_refused_with_the_repair(column: list[str], problem: str) -> None:
+def test_dates_that_cannot_be_read_are_refused_with_the_repair(
+    column: list[str], problem: str
+) -> None:
     with pytest.raises(DataError, match=problem):
         read_data(table(seen=column), label="y")
 
 
 def test_columns_that_hold_nothing_or_anything() -> None:
-    data = read_data(table(empty=[""] * 40, odd=[f"{'😀' * k}{k}"[: k + 3] for k in range(40)]), label="y",
-                     encode={"odd": "text"})  # fmt: skip
+    data = read_data(
+        table(empty=[""] * 40, odd=[f"{'😀' * k}{k}"[: k + 3] for k in range(40)]),
+        label="y",
+        encode={"odd": "text"},
+    )
     assert len(data.columns) == 33 and np.isfinite(data.x).all()
     with pytest.raises(DataError, match="which is no Unicode text"):
         read_data(table(odd=["a\ud800", "b"] * 20), label="y")
@@ -92,7 +116,9 @@ def test_columns_that_hold_nothing_or_anything() -> None:
         read_data(table(), label="y", encode={"z": "text"})
     with pytest.raises(DataError, match="must have numbers, but has 'a'"):
         read_data(table(word=["a", "b"] * 20), label="y", encode={"word": "number"})
-    assert read_data(table(code=[1, 2] * 20), label="y", encode={"code": "category"}).columns[1:] == (
+    assert read_data(table(code=[1, 2] * 20), label="y", encode={"code": "category"}).columns[
+        1:
+    ] == (
         "code=1",
         "code=2",
     )
@@ -101,7 +127,9 @@ def test_columns_that_hold_nothing_or_anything() -> None:
 @pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
 def test_a_zone_is_kept_by_every_form(zone: str | None, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    frame = pandas.DataFrame(table(seen=pandas.date_range("1920-03-01", periods=40, freq="977h", tz=zone)))
+    frame = pandas.DataFrame(
+        table(seen=pandas.date_range("1920-03-01", periods=40, freq="977h", tz=zone))
+    )
     frame.to_csv(tmp_path / "t.csv", index=False)
     forms = [frame, tmp_path / "t.csv", pyarrow.Table.from_pandas(frame)]
     one, *others = (read_data(form, label="y", name="t").x for form in forms)
@@ -120,6 +148,8 @@ def test_the_rules_are_kept_as_data() -> None:
 
 
 def test_methods_for_columns_refuse_texts_and_dates(tmp_path: Path) -> None:
-    pandas.DataFrame(table(seen=["2024-01-01", "2024-01-02"] * 20)).to_csv(tmp_path / "t.csv", index=False)
+    pandas.DataFrame(table(seen=["2024-01-01", "2024-01-02"] * 20)).to_csv(
+        tmp_path / "t.csv", index=False
+    )
     with pytest.raises(DataError, match=r"\['seen'\] of .* hold texts or dates"):
         load_raw(str(tmp_path / "t.csv"), options=DataOptions("y"))

@@ -1,4 +1,6 @@
-"""Parties together give the numbers of parties in turn, or are done in turn and the account says so."""
+"""Parties together give the numbers of parties in turn, or are done in turn and the account says
+so.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ N = 5
 def net(i: int, *middle: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(50 + i)
-        return nn.Sequential(nn.Linear(FEATURES, 8), *(m() for m in middle), nn.ReLU(), nn.Linear(8, CLASSES))
+        return nn.Sequential(
+            nn.Linear(FEATURES, 8), *(m() for m in middle), nn.ReLU(), nn.Linear(8, CLASSES)
+        )
 
 
 def even(i: int) -> Rows:
@@ -62,7 +66,9 @@ def run(
     cfg = method.configure(params=params)
     server_side = ClientContext(id=0, parties=N, classes=CLASSES, network=partial(network, 0))
     server = method.server(cfg, server_side) if method.server else None
-    engine = make([method.client(cfg, client_context) for client_context in client_contexts], faults=faults)
+    engine = make(
+        [method.client(cfg, client_context) for client_context in client_contexts], faults=faults
+    )
     fed = Federation(engine)
     for t in range(rounds):
         fed.round = t
@@ -78,7 +84,10 @@ def difference(a: Engine, b: Engine) -> float:
         other = dict(leaves(b.states()[i]))
         for path, x in leaves(state):
             if isinstance(x, Tensor):
-                most = max(most, float((x.double() - other[path].double()).abs().max()) if x.numel() else 0.0)
+                most = max(
+                    most,
+                    float((x.double() - other[path].double()).abs().max()) if x.numel() else 0.0,
+                )
             else:
                 assert x == other[path]
     return most
@@ -104,7 +113,9 @@ def test_fedal_together_is_fedal_in_turn(name: str) -> None:
 
 
 def test_batchnorm_statistics_are_each_party_s_own() -> None:
-    """A bias before a BatchNorm has a gradient of noise, which Adam blows up: outputs and buffers are compared."""
+    """A bias before a BatchNorm has a gradient of noise, which Adam blows up: outputs and buffers
+    are compared.
+    """
     norm = lambda i: net(i, partial(nn.BatchNorm1d, 8))
     loop, *_ = run(LocalEngine, FEDAL, network=norm, batch_size=8)
     together, *_ = run(BatchedEngine, FEDAL, network=norm, batch_size=8)
@@ -151,13 +162,20 @@ def test_faults_strike_the_same_parties(fault: str) -> None:
 def test_a_nan_party_does_not_touch_the_others() -> None:
     engine, _, _ = run(BatchedEngine, FEDAL, rounds=1, batch_size=8)
     state: Any = engine.states()[2]
-    engine.load({2: {**state, "params": {k: torch.full_like(v, float("nan")) for k, v in state["params"].items()}}})
+    engine.load(
+        {
+            2: {
+                **state,
+                "params": {k: torch.full_like(v, float("nan")) for k, v in state["params"].items()},
+            }
+        }
+    )
     replies: list[Any] = engine.call(engine.ids, "predictions", {"on": "test"}, None, None)
     finite = [bool(torch.isfinite(r["loss"])) for r in replies]
     assert finite == [True, True, False, True, True]
 
 
-# -- pages that need care -----------------------------------------------------------------------------
+# -- pages that need care --------------------------------------------------------------------------
 
 
 class Config(MethodConfig):
@@ -171,7 +189,9 @@ class Page(Party[Config]):
 
     def setup(self) -> None:
         cfg = self.cfg
-        self.network(self.context.build(), Adam(cfg.lr) if cfg.adam else SGD(cfg.lr, cfg.momentum, 0.01))
+        self.network(
+            self.context.build(), Adam(cfg.lr) if cfg.adam else SGD(cfg.lr, cfg.momentum, 0.01)
+        )
         self.anchor = {k: p.clone() for k, p in self.params.items()}
         self.seen = torch.zeros(3, dtype=torch.float64)
 
@@ -221,11 +241,14 @@ class Page(Party[Config]):
 def both(data: Callable[[int], Rows] = even, **params: Any) -> tuple[Engine, Engine]:
     cfg = Config(**params)
     return tuple(
-        make([Page(cfg, s) for s in contexts(N, make=net, data=data)]) for make in (LocalEngine, BatchedEngine)
+        make([Page(cfg, s) for s in contexts(N, make=net, data=data)])
+        for make in (LocalEngine, BatchedEngine)
     )  # type: ignore[return-value]
 
 
-def same(a: Engine, b: Engine, method: str, each: dict[int, Any] | None = None, **shared: Any) -> list[Any]:
+def same(
+    a: Engine, b: Engine, method: str, each: dict[int, Any] | None = None, **shared: Any
+) -> list[Any]:
     """Both engines' replies, held to be equal; the second's."""
     found = [e.call(e.ids, method, shared, each, (0, 0)) for e in (a, b)]
     for x, y in zip(*found, strict=True):
@@ -240,7 +263,9 @@ def same(a: Engine, b: Engine, method: str, each: dict[int, Any] | None = None, 
     return found[1]
 
 
-@pytest.mark.parametrize("params", [{}, {"momentum": 0.0}, {"adam": True, "lr": 0.01}], ids=["momentum", "sgd", "adam"])
+@pytest.mark.parametrize(
+    "params", [{}, {"momentum": 0.0}, {"adam": True, "lr": 0.01}], ids=["momentum", "sgd", "adam"]
+)
 def test_a_loss_reads_the_party_s_own_state(params: dict[str, Any]) -> None:
     a, b = both(**params)
     for t in range(3):
@@ -275,14 +300,21 @@ def test_uneven_rows_are_grouped_at_once_so_that_a_resumed_run_has_the_same_bits
     (_, whole), (_, resumed) = both(data=uneven), both(data=uneven)
     whole.call(whole.ids, "walk", {"t": 0}, None, (0, 0))
     resumed.load(
-        {i: {k: message.map_tensors(Tensor.clone, v) for k, v in state.items()} for i, state in whole.states().items()}
+        {
+            i: {k: message.map_tensors(Tensor.clone, v) for k, v in state.items()}
+            for i, state in whole.states().items()
+        }
     )
-    replies = [engine.call(engine.ids, "walk", {"t": 1}, None, (1, 0)) for engine in (whole, resumed)]
+    replies = [
+        engine.call(engine.ids, "walk", {"t": 1}, None, (1, 0)) for engine in (whole, resumed)
+    ]
     assert all(map(torch.equal, *replies))
     assert difference(whole, resumed) == 0
 
 
-@pytest.mark.parametrize(("method", "why"), [("peek", "item"), ("chance", "random"), ("own_number", "context.id")])
+@pytest.mark.parametrize(
+    ("method", "why"), [("peek", "item"), ("chance", "random"), ("own_number", "context.id")]
+)
 def test_what_cannot_be_batched_is_done_in_turn_and_said(method: str, why: str) -> None:
     a, b = both()
     same(a, b, method)
@@ -309,7 +341,10 @@ def test_a_call_that_fails_changes_nothing() -> None:
 
 def test_a_message_that_is_not_finite_is_refused_by_its_party_alone() -> None:
     a, b = both()
-    each = {i: {"x": torch.full((1,), float("nan") if i == 3 else 1.0, dtype=torch.float64)} for i in range(N)}
+    each = {
+        i: {"x": torch.full((1,), float("nan") if i == 3 else 1.0, dtype=torch.float64)}
+        for i in range(N)
+    }
     replies = same(a, b, "answer_back", each, text="", n=0)
     assert [isinstance(r, Failure) for r in replies] == [False, False, False, True, False]
 
@@ -320,7 +355,7 @@ def test_an_unknown_method_is_the_page_s_mistake() -> None:
         b.call(b.ids, "nonsense", {}, None, (0, 0))
 
 
-# -- steps of some parameters, gradients, scratch copies ------------------------------------------------
+# -- steps of some parameters, gradients, scratch copies -------------------------------------------
 
 
 class Tools(Page):
@@ -351,7 +386,9 @@ class Tools(Page):
 
     def proximal(self, *, t: int) -> Tensor:
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            far = sum(((p - self.anchor[k]).square().sum() for k, p in self.live.items()), torch.zeros(()))
+            far = sum(
+                ((p - self.anchor[k]).square().sum() for k, p in self.live.items()), torch.zeros(())
+            )
             return self.loss(x, y) + 0.3 * far
 
         whole = self.train(loss, self.epochs(t, size=8))
@@ -390,7 +427,8 @@ def tools(
 ) -> tuple[Engine, Engine]:
     cfg = Config(**params)
     return tuple(
-        make([Tools(cfg, s) for s in contexts(N, make=network, data=data)]) for make in (LocalEngine, BatchedEngine)
+        make([Tools(cfg, s) for s in contexts(N, make=network, data=data)])
+        for make in (LocalEngine, BatchedEngine)
     )  # type: ignore[return-value]
 
 
@@ -398,9 +436,15 @@ def wholly_together(engine: Engine) -> bool:
     return engine.account().remarks == ("5 of 5 parties together, in groups: 1",)
 
 
-@pytest.mark.parametrize("params", [{}, {"momentum": 0.0}, {"adam": True, "lr": 0.01}], ids=["momentum", "sgd", "adam"])
-@pytest.mark.parametrize("method", ["step_of_some", "step_of_entries", "slope", "proximal", "try_out", "try_and_go_on"])
-def test_what_a_party_does_with_its_network_is_done_together(method: str, params: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "params", [{}, {"momentum": 0.0}, {"adam": True, "lr": 0.01}], ids=["momentum", "sgd", "adam"]
+)
+@pytest.mark.parametrize(
+    "method", ["step_of_some", "step_of_entries", "slope", "proximal", "try_out", "try_and_go_on"]
+)
+def test_what_a_party_does_with_its_network_is_done_together(
+    method: str, params: dict[str, Any]
+) -> None:
     a, b = tools(**params)
     for t in range(2):
         before = {i: s["params"]["0.weight"].clone() for i, s in states(b).items()}
@@ -409,12 +453,16 @@ def test_what_a_party_does_with_its_network_is_done_together(method: str, params
         assert moved == [method not in ("slope", "try_out")] * N
         if method == "try_out":
             for reply in replies:
-                assert torch.equal(reply["outer"], reply["again"]) and not torch.equal(reply["outer"], reply["own"])
+                assert torch.equal(reply["outer"], reply["again"]) and not torch.equal(
+                    reply["outer"], reply["own"]
+                )
                 assert torch.allclose(reply["inner"], torch.zeros(4, CLASSES))
     assert wholly_together(b)
 
 
-@pytest.mark.parametrize("method", ["step_of_some", "step_of_entries", "proximal", "try_out", "try_and_go_on"])
+@pytest.mark.parametrize(
+    "method", ["step_of_some", "step_of_entries", "proximal", "try_out", "try_and_go_on"]
+)
 def test_so_it_is_with_uneven_data(method: str) -> None:
     a, b = tools(data=lambda i: rows((40, 7, 90, 40, 23)[i], i))
     for t in range(2):
@@ -424,7 +472,9 @@ def test_so_it_is_with_uneven_data(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["step_of_some", "slope", "try_out", "try_and_go_on"])
 def test_so_it_is_with_statistics(method: str) -> None:
-    """A plain step, as batching changes the order of sums, which a bias before a BatchNorm feels."""
+    """A plain step, as batching changes the order of sums, which a bias before a
+    BatchNorm feels.
+    """
     a, b = tools(network=lambda i: net(i, partial(nn.BatchNorm1d, 8)), momentum=0.0, lr=0.01)
     for t in range(2):
         same(a, b, method, t=t)
@@ -444,9 +494,12 @@ def test_some_rows_of_those_who_have_few(size: int) -> None:
     assert wholly_together(b)
 
 
-def test_a_chunk_of_unequal_rows_does_not_condemn_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first batch of a call finds out; the second was made before that, and is not to be blamed. Both are split by
-    rows at once, as in later calls."""
+def test_a_chunk_of_unequal_rows_does_not_condemn_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first batch of a call finds out; the second was made before that, and is not to be
+    blamed. Both are split by rows at once, as in later calls.
+    """
     together: list[int] = []
 
     def counted(memory: Tensor, rows: list[int], *others: Any) -> list[Any]:
@@ -457,7 +510,9 @@ def test_a_chunk_of_unequal_rows_does_not_condemn_the_others(monkeypatch: pytest
     monkeypatch.setattr("fedloom.engines.batched.run_vmapped", counted)
     client_contexts = contexts(6, make=net, data=lambda i: rows((40, 30, 30, 20, 20, 10)[i], i))
     cfg = Config()
-    engine = BatchedEngine([Tools(cfg, client_context) for client_context in client_contexts], chunk_size=3)
+    engine = BatchedEngine(
+        [Tools(cfg, client_context) for client_context in client_contexts], chunk_size=3
+    )
     for _ in range(2):
         engine.call(engine.ids, "pick", {"t": 0, "size": 99}, None, (0, 0))
     assert engine.account().remarks == ("6 of 6 parties together, in groups: 1",)
@@ -494,7 +549,7 @@ def test_vectors_are_noted_by_each() -> None:
     assert wholly_together(b)
 
 
-# -- several tasks for one party -----------------------------------------------------------------------
+# -- several tasks for one party -------------------------------------------------------------------
 
 
 class Asked(Party[None]):
@@ -523,17 +578,24 @@ class Asked(Party[None]):
 def test_the_questions_of_several_are_answered_in_order_and_each_wave_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop, batched = (make([Asked(None, s) for s in contexts(N, make=net)]) for make in (LocalEngine, BatchedEngine))
+    loop, batched = (
+        make([Asked(None, s) for s in contexts(N, make=net)])
+        for make in (LocalEngine, BatchedEngine)
+    )
     waves: list[tuple[str, int]] = []
 
-    def counted(memory: Tensor, rows: list[int], parties: Any, method: str, *others: Any) -> list[Any]:
+    def counted(
+        memory: Tensor, rows: list[int], parties: Any, method: str, *others: Any
+    ) -> list[Any]:
         waves.append((method, len(rows)))
         return run_vmapped(memory, rows, parties, method, *others)
 
     monkeypatch.setattr("fedloom.engines.batched.run_vmapped", counted)
     links = {0: [1, 2, 3], 1: [0, 2, 4], 3: [1, 2], 4: [0, 1, 2, 3]}
     logs = [
-        e.exchange(links, "ask", "answer", "take", {}, {"bias": floats(CLASSES)}, floats(CLASSES), (0, 0))
+        e.exchange(
+            links, "ask", "answer", "take", {}, {"bias": floats(CLASSES)}, floats(CLASSES), (0, 0)
+        )
         for e in (loop, batched)
     ]
     assert logs[0] == logs[1]
@@ -546,12 +608,18 @@ def test_the_questions_of_several_are_answered_in_order_and_each_wave_together(
         for i in askers:
             expected[-1] = 2 * expected[-1] + i + 1
     assert served == expected
-    # 1 and 2 are asked three and four times, 0 and 3 twice, 4 once: the last wave has one party, done by itself
-    assert [w for w in waves if w[0] != "take"] == [("ask", 4), ("answer", 5), ("answer", 4), ("answer", 2)]
+    # 1 and 2 are asked three and four times, 0 and 3 twice, 4 once: the last wave has one party,
+    # done by itself
+    assert [w for w in waves if w[0] != "take"] == [
+        ("ask", 4),
+        ("answer", 5),
+        ("answer", 4),
+        ("answer", 2),
+    ]
     assert wholly_together(batched)
 
 
-# -- who is alike --------------------------------------------------------------------------------------
+# -- who is alike ----------------------------------------------------------------------------------
 
 
 class Scaled(nn.Module):
@@ -604,10 +672,13 @@ def seeded(i: int, make: Callable[[], nn.Module]) -> nn.Module:
         (lambda i: seeded(i, lambda: Frozen(i)), ()),
         (lambda i: seeded(i, lambda: Frozen(0)), ("5 of 5 parties together, in groups: 1",)),
         (lambda i: seeded(i, Tied), ("5 of 5 parties together, in groups: 1",)),
-        (lambda i: nn.Linear(FEATURES, CLASSES, bias=i < 2), ("5 of 5 parties together, in groups: 2",)),
+        (
+            lambda i: nn.Linear(FEATURES, CLASSES, bias=i < 2),
+            ("5 of 5 parties together, in groups: 2",),
+        ),
     ],
     ids=["settings", "frozen", "frozen-equal", "tied", "shapes"],
-)  # fmt: skip
+)
 def test_only_networks_that_differ_in_weights_alone_are_together(
     network: Callable[[int], nn.Module], groups: tuple[str, ...]
 ) -> None:
@@ -631,7 +702,9 @@ def test_auto_leaves_convolutions_and_few_parties_in_turn_on_a_cpu() -> None:
     assert difference(loop, asked) < 1e-6
 
 
-def test_auto_runs_a_call_to_few_of_many_parties_in_turn_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_runs_a_call_to_few_of_many_parties_in_turn_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sizes: list[int] = []
 
     def counted(memory: Tensor, rows: list[int], *others: Any) -> list[Any]:
@@ -641,7 +714,9 @@ def test_auto_runs_a_call_to_few_of_many_parties_in_turn_on_a_cpu(monkeypatch: p
     monkeypatch.setattr("fedloom.engines.batched.run_vmapped", counted)
     for everything, expected in ((False, [9]), (True, [9, 7])):
         sizes.clear()
-        engine = BatchedEngine([Asked(None, s) for s in contexts(9, make=net)], everything=everything)
+        engine = BatchedEngine(
+            [Asked(None, s) for s in contexts(9, make=net)], everything=everything
+        )
         for ids in (range(9), range(7)):
             Federation(engine).call(ids, "ask")
         assert sizes == expected
@@ -678,8 +753,12 @@ def test_a_run_continues_from_another_engine_s_state() -> None:
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("method", [FEDAL, FEDAVG], ids=["fedal", "fedavg"])
-def test_everything_is_made_on_the_parties_device(method: Method, norm: Norm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors on `meta` have no data, and don't mix with the CPU's: a stand-in for a GPU where there is none."""
+def test_everything_is_made_on_the_parties_device(
+    method: Method, norm: Norm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors on `meta` have no data, and don't mix with the CPU's: a stand-in for a GPU where
+    there is none.
+    """
     monkeypatch.setattr(message, "check", lambda *_: None)
     x = torch.zeros(200, 1, 8, 8, dtype=torch.uint8, device="meta")
     y, half = torch.zeros(200, dtype=torch.int64, device="meta"), torch.ones((), device="meta")

@@ -1,7 +1,7 @@
 """Every registered method on every engine, against the loop.
 
-Where the arithmetic is the same, so are the bits. Batching changes the order of sums: weights then agree to 1e-5
-after three rounds, and what a client answers to 1e-3.
+Where the arithmetic is the same, so are the bits. Batching changes the order of sums: weights then
+agree to 1e-5 after three rounds, and what a client answers to 1e-3.
 """
 
 from __future__ import annotations
@@ -32,11 +32,19 @@ from fedloom.methods import registry
 ROUNDS = 3
 WORLD: dict[str, Any] = {
     "rounds": ROUNDS,
-    "data": {"name": "digits", "clients": 4, "public_rows": 60, "test_rows": 50, "own_test_rows": 20},
+    "data": {
+        "name": "digits",
+        "clients": 4,
+        "public_rows": 60,
+        "test_rows": 50,
+        "own_test_rows": 20,
+    },
     "faults": {"dropout": 0.05, "crash": 0.05, "nan": 0.05},
 }
 COLUMNS: dict[str, Any] = {"seed": 9, "columns": {"aligned": 24, "unaligned": 20}}
-"""Where parties hold other columns of the same people. On this seed faults hit every method and stop none."""
+"""Where parties hold other columns of the same people. On this seed faults hit every method and
+stop none.
+"""
 POOL = ["mlp", "linear", "cnn-small"]
 ONE_NETWORK = ["mlp"]
 SERVER: dict[str, Any] = {"pretrained": {"model": "mlp", "epochs": 2}}
@@ -81,12 +89,21 @@ EXACT = {"two workers", "three workers", "memory", "isolated", "ray"}
 THOROUGH = ("fedal", "fedmd-lf", "local", "fedavg", "gossip", "afind-plus", "proto-evfl", "split")
 """Methods that differ most in what they ask of an engine: these meet every engine."""
 ON_RAY = ("fedavg", "proto-evfl")
-"""A start of Ray takes ten CPU seconds: one method with weights, one with columns; test_ray.py has FedAL and peers."""
+"""A start of Ray takes ten CPU seconds: one method with weights, one with columns; test_ray.py has
+FedAL and peers.
+"""
 LEFT_OUT = {("ray", "none"), ("lockstep", "batch")}
 """Adam blows up the noise before a BatchNorm (see below), in larger batches the more."""
-EVERYTHING = [(engine, norm) for engine in ENGINES for norm in ("none", "batch") if (engine, norm) not in LEFT_OUT]
+EVERYTHING = [
+    (engine, norm)
+    for engine in ENGINES
+    for norm in ("none", "batch")
+    if (engine, norm) not in LEFT_OUT
+]
 ELSE = [("two workers", "batch"), ("isolated", "batch"), ("batched", "none"), ("lockstep", "none")]
-"""What the others meet. Ray's workers do what the two workers do, and each start of them takes seconds."""
+"""What the others meet. Ray's workers do what the two workers do, and each start of them takes
+seconds.
+"""
 AT_NIGHT = ("two workers", "lockstep")
 """Engines that the others meet at night."""
 CASES = [
@@ -94,7 +111,9 @@ CASES = [
         engine,
         method,
         norm,
-        marks=pytest.mark.slow if engine == "ray" or (engine in AT_NIGHT and method not in THOROUGH) else (),
+        marks=pytest.mark.slow
+        if engine == "ray" or (engine in AT_NIGHT and method not in THOROUGH)
+        else (),
     )
     for method in registry()
     for engine, norm in (EVERYTHING if method in THOROUGH else ELSE)
@@ -116,17 +135,33 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Any]:
 def run_of(name: str, norm: str) -> RunConfig:
     """A small run of a method."""
     method = registry()[name]
-    values = {**WORLD, "method": name, "params": small(method), "models": {"pool": POOL, "norm": norm}}
+    values = {
+        **WORLD,
+        "method": name,
+        "params": small(method),
+        "models": {"pool": POOL, "norm": norm},
+    }
     if "one network" in method.needs:
-        values["models"]["pool"], values["data"] = ONE_NETWORK, {**WORLD["data"], "test_fraction": FEW_ROWS}
+        values["models"]["pool"], values["data"] = (
+            ONE_NETWORK,
+            {**WORLD["data"], "test_fraction": FEW_ROWS},
+        )
     if method.family == "tables":  # a round is many calls, all of which must succeed
         few: dict[str, float] = {"depth": 3, "bins": 8, **({"mix": 2} if method.fixed else {})}
         few = LINEAR.get(name, few)
         values |= {"faults": {"dropout": 0.01}, "params": {**small(method), **few}}
         if name == "fedcox":  # which needs two classes
-            values["data"] = {**WORLD["data"], "name": "breast_cancer", "public_rows": 0, "partition": "iid"}
+            values["data"] = {
+                **WORLD["data"],
+                "name": "breast_cancer",
+                "public_rows": 0,
+                "partition": "iid",
+            }
     if method.family == "meta" or "warm_start" in method.fixed:
-        values |= {"pretrained": {**SERVER["pretrained"], "norm": norm}, "data": {**values["data"], "server_rows": 200}}
+        values |= {
+            "pretrained": {**SERVER["pretrained"], "norm": norm},
+            "data": {**values["data"], "server_rows": 200},
+        }
     if method.setting == "vertical":
         centered = {"centered": norm == "batch"} if "centered" in method.config.model_fields else {}
         values |= {**COLUMNS, "params": {**small(method), **centered}}
@@ -149,12 +184,18 @@ def ran(name: str, norm: str, engine: str) -> dict[str, Any]:
 
 def beside_another_run(run: RunConfig) -> dict[str, Any]:
     """The run in lock-step with one of another seed and, if the method has one, learning rate."""
-    params = {k: 0.7 * run.resolve()[1].lr for k in ("lr",) if isinstance(getattr(run.resolve()[1], k, None), float)}
+    params = {
+        k: 0.7 * run.resolve()[1].lr
+        for k in ("lr",)
+        if isinstance(getattr(run.resolve()[1], k, None), float)
+    }
     other = run.model_copy(update={"seed": run.seed + 1, "params": {**run.params, **params}})
 
     def work(run_plan: RunPlan) -> Callable[[Lane[Any]], dict[str, Any]]:
         own: dict[str, Any] = {"seed": run_plan.run.seed, "faults": run_plan.run.faults}
-        return lambda lane: measured(run_plan, LockstepEngine((make() for make in run_plan.clients), lane, **own))
+        return lambda lane: measured(
+            run_plan, LockstepEngine((make() for make in run_plan.clients), lane, **own)
+        )
 
     first, second = in_lockstep([work(build(one)) for one in (run, other)])
     if isinstance(second, BaseException):
@@ -170,7 +211,11 @@ def measured(run_plan: RunPlan, engine: Engine) -> dict[str, Any]:
     with engine as there:
         graph = None if run_plan.graph is None else dict(enumerate(run_plan.graph))
         fed = Federation(
-            there, seed=run.seed, graph=graph, param_shapes=run_plan.param_shapes, colocated=run_plan.colocated
+            there,
+            seed=run.seed,
+            graph=graph,
+            param_shapes=run_plan.param_shapes,
+            colocated=run_plan.colocated,
         )
         for t in range(ROUNDS):
             fed.round = t
@@ -190,7 +235,9 @@ def measured(run_plan: RunPlan, engine: Engine) -> dict[str, Any]:
 
 
 def answered(run_plan: RunPlan, there: Engine) -> list[dict[str, Tensor]]:
-    """What an evaluation sees: all parties' answers in each mode, or the active party's decision from all of them."""
+    """What an evaluation sees: all parties' answers in each mode, or the active party's decision
+    from all of them.
+    """
     active: Any = run_plan.server
     broadcast = active.broadcast() if active else {}
     looks: list[tuple[str, dict[str, Any]]]
@@ -202,9 +249,17 @@ def answered(run_plan: RunPlan, there: Engine) -> list[dict[str, Tensor]]:
             for eval_mode in run_plan.cfg.eval_modes
         ]
         looks = [("predictions", {"on": "test", "broadcast": broadcast}), *looks]
-    found: list[Any] = [reply for what, how in looks for reply in there.call(there.ids, what, how, None, None)]
+    found: list[Any] = [
+        reply for what, how in looks for reply in there.call(there.ids, what, how, None, None)
+    ]
     if active and run_plan.method.setting == "vertical":
-        parts = dict(zip(there.ids, there.call(there.ids, "contribution", {"on": "test"}, None, None), strict=True))
+        parts = dict(
+            zip(
+                there.ids,
+                there.call(there.ids, "contribution", {"on": "test"}, None, None),
+                strict=True,
+            )
+        )
         logits = active.decide(parts)
         found.append({"predicted": logits.argmax(-1), "loss": logits.logsumexp(-1).mean()})
     return found
@@ -214,7 +269,9 @@ def answered(run_plan: RunPlan, there: Engine) -> list[dict[str, Tensor]]:
 def cluster() -> Iterator[None]:
     """One Ray for all tests here, so that each need not start its own."""
     ray = pytest.importorskip("ray")
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        "local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+    )
     yield
     ray.shutdown()
 
@@ -233,7 +290,9 @@ def test_the_engine_gives_the_loop_s_numbers(
     loop, other = loop_of(method, norm), ran(method, norm, engine)
     assert loop["failures"] == other["failures"]
     assert loop["ledger"] == other["ledger"]
-    assert {i: set(n) for i, n in loop["notes"].items()} == {i: set(n) for i, n in other["notes"].items()}
+    assert {i: set(n) for i, n in loop["notes"].items()} == {
+        i: set(n) for i, n in other["notes"].items()
+    }
     if engine in EXACT:
         assert loop["sha"] == other["sha"]
         assert loop["notes"] == other["notes"]
@@ -270,9 +329,16 @@ def test_the_loop_s_run_is_one_worth_comparing(method: str) -> None:
         assert not loop["ledger"]["entries"]
         return
     if registry()[method].family == "tables":
-        learned = {"stats": "shares", "fedglm": "beta", "fedcox": "beta", "exchange": "models[0].linear.bias"}
+        learned = {
+            "stats": "shares",
+            "fedglm": "beta",
+            "fedcox": "beta",
+            "exchange": "models[0].linear.bias",
+        }
         name = learned.get(method, "trees.root")
-        assert loop["ledger"]["entries"] and all(len(state[name]) for state in loop["states"].values())
+        assert loop["ledger"]["entries"] and all(
+            len(state[name]) for state in loop["states"].values()
+        )
         return
     if "no network" in registry()[method].needs:
         base, each = (10, 10) if method == "vertical-boosting" else (0, 1)  # trees, one a class
@@ -280,13 +346,17 @@ def test_the_loop_s_run_is_one_worth_comparing(method: str) -> None:
         assert bool(loop["ledger"]["entries"]) == (method != "active-forest")
         return
     learns = [0] if method == "active-only" else list(loop["states"])
-    passes = [v for i in learns for k, v in loop["states"][i].items() if k.endswith("num_batches_tracked")]
+    passes = [
+        v for i in learns for k, v in loop["states"][i].items() if k.endswith("num_batches_tracked")
+    ]
     assert passes and all(count > 0 for count in passes)
     assert loop["failures"] and (loop["ledger"]["entries"] or method == "active-only")
 
 
 def test_weights_that_were_decoded_give_the_bits_of_live_ones() -> None:
-    """A decoded weight of a convolution with one input channel has other strides, by which torch picks a kernel."""
+    """A decoded weight of a convolution with one input channel has other strides, by which torch
+    picks a kernel.
+    """
     values = {
         "method": "augfl",
         "rounds": 1,

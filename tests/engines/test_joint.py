@@ -49,7 +49,9 @@ def test_states_and_messages_are_those_of_isolated_parties(
     name: str, how: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = []
-    monkeypatch.setattr(joint, "run_task", lambda party, *task: rows.append(len(party.data)) or RUN(party, *task))
+    monkeypatch.setattr(
+        joint, "run_task", lambda party, *task: rows.append(len(party.data)) or RUN(party, *task)
+    )
     toy = made(name, means=how).run(2)
     assert set(rows) == {300}  # all calls were of one party with all rows
     assert everything(toy) == everything(made(name, isolated=True, means=how).run(2))
@@ -68,7 +70,9 @@ RUN = run_task
     ids=["faults", "an owner column", "two classes"],
 )
 def test_calls_that_differ_between_parties_are_of_each(more: dict[str, Any]) -> None:
-    assert everything(made("fedboost", **more).run(6)) == everything(made("fedboost", isolated=True, **more).run(6))
+    assert everything(made("fedboost", **more).run(6)) == everything(
+        made("fedboost", isolated=True, **more).run(6)
+    )
 
 
 def test_participants_may_change_between_rounds() -> None:
@@ -116,7 +120,9 @@ def test_where_the_joint_rows_fail_each_party_fails_by_itself() -> None:
     y[5] = -1
     toy = federation(replace(FEDBOOST, client=Broken), owners(x, y, [30, 60]))
     found = toy.fed.total([0, 1, 2], "sum", expect={"sum": Shape("int64")})
-    assert found is not None and found.ids == (1, 2) and int(found.value["sum"]) == int(y[30:].sum())
+    assert (
+        found is not None and found.ids == (1, 2) and int(found.value["sum"]) == int(y[30:].sum())
+    )
     assert [state["seen"].sum().item() for state in toy.engine.states().values()] == [0, 30, 30]
 
 

@@ -1,4 +1,6 @@
-"""Runs in lock-step give the numbers that each gives alone, and their parties really are batched together."""
+"""Runs in lock-step give the numbers that each gives alone, and their parties really are batched
+together.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -30,7 +32,9 @@ Make = Callable[..., Engine]
 class Run:
     """A small run: its own rows, public rows and settings."""
 
-    def __init__(self, method: Method, seed: int, rounds: int = 3, done: int = 0, **params: Any) -> None:
+    def __init__(
+        self, method: Method, seed: int, rounds: int = 3, done: int = 0, **params: Any
+    ) -> None:
         self.method, self.seed, self.rounds, self.done = method, seed, rounds, done
         self.cfg = method.configure(params={"batch_size": 8, **params})
         self.states: dict[int, dict[str, Any]] = {}
@@ -38,11 +42,16 @@ class Run:
     def go(self, make: Make) -> dict[str, Any]:
         """All rounds; every leaf of every party's state after them."""
         network = partial(common, width=8)
-        client_contexts = contexts(N, seed=self.seed, make=network, data=lambda i: rows(24, 100 * self.seed + i))
-        server_side = ClientContext(id=0, seed=self.seed, parties=N, classes=CLASSES, network=network)
+        client_contexts = contexts(
+            N, seed=self.seed, make=network, data=lambda i: rows(24, 100 * self.seed + i)
+        )
+        server_side = ClientContext(
+            id=0, seed=self.seed, parties=N, classes=CLASSES, network=network
+        )
         server = self.method.server(self.cfg, server_side) if self.method.server else None
         engine = make(
-            [self.method.client(self.cfg, client_context) for client_context in client_contexts], seed=self.seed
+            [self.method.client(self.cfg, client_context) for client_context in client_contexts],
+            seed=self.seed,
         )
         if self.states:
             engine.load(self.states)
@@ -53,7 +62,11 @@ class Run:
             for _ in self.method.round(fed, server, engine.ids, self.cfg, t):
                 pass
         self.remarks = engine.account().remarks
-        return {f"{i} {path}": leaf for i, state in engine.states().items() for path, leaf in leaves(state)}
+        return {
+            f"{i} {path}": leaf
+            for i, state in engine.states().items()
+            for path, leaf in leaves(state)
+        }
 
 
 def together(*runs: Run) -> list[Any]:
@@ -87,13 +100,19 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int, in
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedal", "ditto", "gossip"])
-def test_each_run_is_the_run_that_it_is_alone(name: str, batches: list[tuple[str, int, int]]) -> None:
+def test_each_run_is_the_run_that_it_is_alone(
+    name: str, batches: list[tuple[str, int, int]]
+) -> None:
     method = methods.find(name)
     alone = [Run(method, seed).go(LocalEngine) for seed in (1, 2, 3)]
     runs = [Run(method, seed) for seed in (1, 2, 3)]
     for one, other in zip(alone, together(*runs), strict=True):
         check_alike(one, other)
-    assert batches and {count for _, count, _ in batches} == {3 * N} and {r for *_, r in batches} == {3}
+    assert (
+        batches
+        and {count for _, count, _ in batches} == {3 * N}
+        and {r for *_, r in batches} == {3}
+    )
     assert runs[0].remarks[0] == "in lock-step, runs: 3"
 
 
@@ -105,12 +124,18 @@ def test_runs_of_other_rates_and_weights_share_a_batch(
     alone = [Run(method, 1).go(LocalEngine), Run(method, 2, **changed).go(LocalEngine)]
     for one, other in zip(alone, together(Run(method, 1), Run(method, 2, **changed)), strict=True):
         check_alike(one, other)
-    assert {(count, r) for method_, count, r in batches if method_ != "public_digest"} == {(2 * N, 2)}
+    assert {(count, r) for method_, count, r in batches if method_ != "public_digest"} == {
+        (2 * N, 2)
+    }
 
 
-def test_runs_whose_operations_differ_are_batched_each_for_itself(batches: list[tuple[str, int, int]]) -> None:
+def test_runs_whose_operations_differ_are_batched_each_for_itself(
+    batches: list[tuple[str, int, int]],
+) -> None:
     alone = [Run(FEDAVG, 1).go(LocalEngine), Run(FEDAVG, 2, batch_size=4).go(LocalEngine)]
-    for one, other in zip(alone, together(Run(FEDAVG, 1), Run(FEDAVG, 2, batch_size=4)), strict=True):
+    for one, other in zip(
+        alone, together(Run(FEDAVG, 1), Run(FEDAVG, 2, batch_size=4)), strict=True
+    ):
         check_alike(one, other)
     assert {r for *_, r in batches} == {1}
 
@@ -141,7 +166,9 @@ def test_a_run_that_fails_leaves_the_others_alone() -> None:
         Run(FEDAVG, 7, rounds=1).go(partial(LockstepEngine, lane=lane))
         raise MethodError("the second round")
 
-    first, second = in_lockstep([lambda lane: Run(FEDAVG, 1).go(partial(LockstepEngine, lane=lane)), fail])
+    first, second = in_lockstep(
+        [lambda lane: Run(FEDAVG, 1).go(partial(LockstepEngine, lane=lane)), fail]
+    )
     assert isinstance(first, dict) and isinstance(second, MethodError)
     check_alike(alone, first)
 
@@ -150,9 +177,9 @@ def test_a_mistake_of_the_page_reaches_every_run() -> None:
     def work(lane: Lane[Any]) -> None:
         cfg = FEDAVG.configure()
         client_contexts = contexts(N, make=common)
-        LockstepEngine([FEDAVG.client(cfg, client_context) for client_context in client_contexts], lane).call(
-            [0, 1], "fly", {}, None, (0, 0)
-        )
+        LockstepEngine(
+            [FEDAVG.client(cfg, client_context) for client_context in client_contexts], lane
+        ).call([0, 1], "fly", {}, None, (0, 0))
 
     for outcome in in_lockstep([work, work]):
         assert isinstance(outcome, MethodError) and "has no method 'fly'" in str(outcome)
@@ -172,7 +199,11 @@ def test_the_generator_of_a_run_is_its_own() -> None:
     def work(seed: int, lane: Lane[Any]) -> list[float]:
         torch.manual_seed(seed)
         engine = LockstepEngine(
-            [FEDAVG.client(FEDAVG.configure(), client_context) for client_context in contexts(N, make=common)], lane
+            [
+                FEDAVG.client(FEDAVG.configure(), client_context)
+                for client_context in contexts(N, make=common)
+            ],
+            lane,
         )
         drawn = []
         for _ in range(3):

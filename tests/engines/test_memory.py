@@ -1,4 +1,6 @@
-"""Parties' state on disk: it comes back bit-equal, memory keeps to its budget, a full disk is one clear error."""
+"""Parties' state on disk: it comes back bit-equal, memory keeps to its budget, a full disk is one
+clear error.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def spilling(engine: LocalEngine) -> int:
 
 
 def everything(engine: LocalEngine) -> bytes:
-    """All states, to the bit; what lies on disk is read from there, not from the kernel's memory of it."""
+    """All states, to the bit; what lies on disk is read from there, not from the kernel's memory of
+    it.
+    """
     slab = engine._arena._slabs.get(True) if engine._arena else None
     if slab is not None and hasattr(os, "posix_fadvise"):
         file = slab._file.fileno()
@@ -48,11 +52,13 @@ def everything(engine: LocalEngine) -> bytes:
     return message.encode({str(i): state for i, state in engine.states().items()})
 
 
-# -- the same numbers ----------------------------------------------------------------------------------
+# -- the same numbers ------------------------------------------------------------------------------
 
 
 def fedal(memory: int | None, params: dict[str, Any] | None = None) -> Toy:
-    """FedAL with BatchNorm, momentum of Adam and faults: parties remember a pass between two calls."""
+    """FedAL with BatchNorm, momentum of Adam and faults: parties remember a pass
+    between two calls.
+    """
     client_contexts = contexts(4, make=partial(network, norm=True))
     toy = Toy(methods.find("fedal"), client_contexts=client_contexts, tau=3, **params or {})
     parties = (toy.method.client(toy.cfg, client_context) for client_context in client_contexts)
@@ -79,7 +85,8 @@ def test_a_budget_changes_no_number_of_fedal() -> None:
 
 def test_a_budget_changes_no_number_of_an_exchange() -> None:
     engines = [
-        LocalEngine((Peer(None, ClientContext(id=i)) for i in range(6)), memory=memory) for memory in (None, 0, 400)
+        LocalEngine((Peer(None, ClientContext(id=i)) for i in range(6)), memory=memory)
+        for memory in (None, 0, 400)
     ]
     for engine in engines:
         fed = Federation(engine, coordinator="coordinator")
@@ -106,7 +113,7 @@ def test_spilled_parties_are_saved_and_resumed(tmp_path: Path) -> None:
     assert message.encode(resumed.server.state()) == message.encode(whole.server.state())
 
 
-# -- what a party remembers beside its network -----------------------------------------------------------
+# -- what a party remembers beside its network -----------------------------------------------------
 
 
 class Keeper(Party[None]):
@@ -127,7 +134,8 @@ class Keeper(Party[None]):
         self.seen: Any = []
 
     def see(self, *, t: int) -> int:
-        self.seen.append({"t": t, "x": torch.full((500,), float(t))})  # in place, without an assignment
+        # in place, without an assignment
+        self.seen.append({"t": t, "x": torch.full((500,), float(t))})
         return len(self.seen)
 
     def spoil(self) -> None:
@@ -167,12 +175,14 @@ def test_a_failing_call_changes_nothing_on_disk() -> None:
 
 def test_between_calls_a_party_on_disk_remembers_nothing_in_memory() -> None:
     engine = keepers(0)
-    assert all(party.own_state() == {"kept": None, "seen": None} for party in engine._parties.values())
+    assert all(
+        party.own_state() == {"kept": None, "seen": None} for party in engine._parties.values()
+    )
     assert engine.account().remarks == ("the state of 3 of 3 parties is on disk between calls",)
     assert keepers(None).account().remarks == ()
 
 
-# -- memory and disk -------------------------------------------------------------------------------------
+# -- memory and disk -------------------------------------------------------------------------------
 
 WEIGHTS = 1 << 18
 """Float32 numbers of a large party: 1 MiB."""
@@ -191,7 +201,9 @@ class Large(Party[None]):
 
 
 def resident() -> int:
-    """Bytes of parties' state in memory: resident pages of the mappings that engines cut their blocks from."""
+    """Bytes of parties' state in memory: resident pages of the mappings that engines cut their
+    blocks from.
+    """
     maps = Path("/proc/self/smaps")
     if not maps.exists():
         pytest.skip("this system does not tell")
@@ -212,7 +224,9 @@ def test_memory_stays_within_the_budget_and_is_given_back() -> None:
     engine = LocalEngine(made(), memory=20 << 20)
     assert 75 <= spilling(engine) <= 82  # a party takes a little more than its MiB
     for t in range(3):
-        assert engine.call(engine.ids, "grow", {"by": 0.5}, None, (t, 0)) == [i + (t + 1) / 2 for i in range(n)]
+        assert engine.call(engine.ids, "grow", {"by": 0.5}, None, (t, 0)) == [
+            i + (t + 1) / 2 for i in range(n)
+        ]
         most = max(most, resident())
     assert most - start < 25 << 20  # of 100 MiB
     weights = [state["params"]["weight"] for state in engine.states().values()]  # type: ignore[index,call-overload]
@@ -231,7 +245,8 @@ def test_a_full_disk_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None
     engine = keepers(0)
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     words = (
-        r"^no room on disk for \d+\.\d MB more of parties' state \(No space left on device\); raise engine\.memory_mb"
+        r"^no room on disk for \d+\.\d MB more of parties' state \(No space left on device\); "
+        r"raise engine\.memory_mb"
     )
     with pytest.raises(ConfigError, match=words):
         keepers(0)
@@ -256,7 +271,7 @@ def test_only_parties_on_the_cpu_are_housed() -> None:
         Arena(0).adopt(party)
 
 
-# -- blocks ----------------------------------------------------------------------------------------------
+# -- blocks ----------------------------------------------------------------------------------------
 
 
 class Small(Party[None]):
@@ -285,7 +300,9 @@ def test_blocks_never_overlap_wherever_a_slab_ends(
 
 
 @pytest.mark.parametrize("budget", [None, 0])
-def test_another_process_cuts_from_a_slab_of_its_own(monkeypatch: pytest.MonkeyPatch, budget: int | None) -> None:
+def test_another_process_cuts_from_a_slab_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, budget: int | None
+) -> None:
     arena, parties = Arena(budget), [Small(None, ClientContext(id=i)) for i in range(2)]
     arena.adopt(parties[0])
     monkeypatch.setattr(os, "getpid", lambda: -1)  # as after a fork

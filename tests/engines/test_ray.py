@@ -1,4 +1,6 @@
-"""A Ray cluster of two nodes on this machine: the loop's bits, what crosses, and a node that is lost."""
+"""A Ray cluster of two nodes on this machine: the loop's bits, what crosses, and a node that is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ from fedloom.engines import _party_bundle, _ray_cluster  # noqa: E402
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 # Ray leaves its own processes and sockets to the collector.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*(subprocess|unclosed).*:ResourceWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*(subprocess|unclosed).*:ResourceWarning"),
+]
 Builders = Sequence[Callable[[], Party[Any]]]
 
 
@@ -100,23 +105,28 @@ def pids(engine: RayEngine) -> list[int]:
 
 def alive(pid: int) -> bool:
     try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())  # empty for one that waits to be reaped
+        # empty for one that waits to be reaped
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:
         return False
 
 
-# -- the same bits ---------------------------------------------------------------------------------------
+# -- the same bits ---------------------------------------------------------------------------------
 
 
 def fedal(
-    make: Callable[..., Engine], client_contexts: Sequence[ClientContext], rounds: int, faults: Faults | None
+    make: Callable[..., Engine],
+    client_contexts: Sequence[ClientContext],
+    rounds: int,
+    faults: Faults | None,
 ) -> dict[str, Any]:
     method = methods.find("fedal")
     cfg = method.configure(params={"batch_size": 8, "tau": 3})
     assert method.server is not None
     server = method.server(cfg, ClientContext(id=0, parties=len(client_contexts), classes=CLASSES))
     with make(
-        [partial(method.client, cfg, client_context) for client_context in client_contexts], faults=faults
+        [partial(method.client, cfg, client_context) for client_context in client_contexts],
+        faults=faults,
     ) as engine:
         fed = Federation(engine)
         for t in range(rounds):
@@ -124,7 +134,11 @@ def fedal(
             for _ in method.round(fed, server, engine.ids, cfg, t):
                 pass
         looks = engine.call(engine.ids, "predictions", {"on": "test"}, None, None)
-        found = {**outcome(fed), "server": message.encode(server.state()), "looks": message.encode(looks)}  # type: ignore[arg-type]
+        found = {
+            **outcome(fed),
+            "server": message.encode(server.state()),
+            "looks": message.encode(looks),  # type: ignore[arg-type]
+        }
         if isinstance(engine, RayEngine):
             account, processes = engine.account(), pids(engine)
             found.update(account=account, processes=processes)
@@ -134,7 +148,9 @@ def fedal(
 def test_a_cluster_of_our_own_gives_the_loops_bits_and_is_gone_after() -> None:
     """All faults, BatchNorm, rows of one pool that parties share, and most of the state on disk."""
     pool = rows(100, 5)
-    data = lambda i: Rows(pool.pool, pool.labels, torch.arange(20 + 10 * i).mul(7) % 100, pool.shift, pool.scale)
+    data = lambda i: Rows(
+        pool.pool, pool.labels, torch.arange(20 + 10 * i).mul(7) % 100, pool.shift, pool.scale
+    )
     client_contexts = lambda: contexts(5, make=partial(network, norm=True), data=data)
     expected = fedal(local, client_contexts(), 4, ALL)
     found = fedal(on(None, memory=4000), client_contexts(), 4, ALL)
@@ -193,16 +209,25 @@ class Meter:
         patch.setattr(worker, "deserialize_objects", counted)
 
 
-PEERS, NODES, COLUMNS, GOSSIPS, TALKERS = range(10, 16), range(3), (-2, -1), range(20, 25), range(30, 34)
+PEERS = range(10, 16)
+NODES = range(3)
+COLUMNS = (-2, -1)
+GOSSIPS = range(20, 25)
+TALKERS = range(30, 34)
 
 
 def crowd() -> list[Callable[[], Party[Any]]]:
-    """Parties of five kinds. Their pages find things of theirs by number, from the end where it is negative."""
+    """Parties of five kinds. Their pages find things of theirs by number, from the end where it is
+    negative.
+    """
     return [
         *(partial(Talker, None, ClientContext(id=i)) for i in TALKERS[:2]),
         *(partial(pages.Peer, None, ClientContext(id=i)) for i in PEERS),
         *(partial(pages.Node, None, ClientContext(id=i)) for i in NODES),
-        *(partial(pages.Columns, None, ClientContext(id=i, network=partial(pages.bottom, i + 2))) for i in COLUMNS),
+        *(
+            partial(pages.Columns, None, ClientContext(id=i, network=partial(pages.bottom, i + 2)))
+            for i in COLUMNS
+        ),
         *(partial(Gossip, None, ClientContext(id=i)) for i in GOSSIPS),
         *(partial(Talker, None, ClientContext(id=i)) for i in TALKERS[2:]),
     ]
@@ -215,7 +240,11 @@ def gossip(engine: Engine, *, ask: bool) -> dict[str, Any]:
     for t in range(3):
         fed.round = t
         if ask:
-            words = {"ask": "question", "answer": "answer", "expect": {**answer, "weights": weights}}
+            words = {
+                "ask": "question",
+                "answer": "answer",
+                "expect": {**answer, "weights": weights},
+            }
         else:
             words = {"answer": "share", "expect": answer}
         links = {GOSSIPS[i]: [GOSSIPS[j] for j in others] for i, others in LINKS.items()}
@@ -224,11 +253,14 @@ def gossip(engine: Engine, *, ask: bool) -> dict[str, Any]:
 
 
 def three_pages(engine: Engine) -> dict[str, Any]:
-    label, z = pages.Labels(None, ClientContext(id=9, network=pages.top)), torch.zeros(2, dtype=torch.float64)
+    label = pages.Labels(None, ClientContext(id=9, network=pages.top))
+    z = torch.zeros(2, dtype=torch.float64)
     fed = Federation(engine)
     for t in range(5):
         fed.round = t
-        fed.exchange({i: [10 + (i + d) % 6 for d in (3, 5)] for i in PEERS}, answer="share", take="average")
+        fed.exchange(
+            {i: [10 + (i + d) % 6 for d in (3, 5)] for i in PEERS}, answer="share", take="average"
+        )
         pages.split_step(fed, label, COLUMNS, torch.arange(t, t + 16))
         z = pages.admm(fed, tuple(NODES), z)
     return {**outcome(fed), "z": z.tolist(), "label": message.encode(label.state())}
@@ -257,7 +289,9 @@ class TestResidents:
 
     @pytest.mark.parametrize("faults", [None, ALL], ids=["calm", "faults"])
     @pytest.mark.parametrize("ask", [False, True], ids=["tell", "ask"])
-    def test_gossip_gives_the_loops_bits(self, engine: RayEngine, ask: bool, faults: Faults | None) -> None:
+    def test_gossip_gives_the_loops_bits(
+        self, engine: RayEngine, ask: bool, faults: Faults | None
+    ) -> None:
         engine._faults = faults
         found = gossip(engine, ask=ask)
         assert found == gossip(local(crowd(), faults=faults), ask=ask)
@@ -268,7 +302,9 @@ class TestResidents:
         assert found == three_pages(local(crowd())) and not found["failures"]
 
     def test_what_crosses(self, engine: RayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Payloads of an exchange never come here; messages of any size do; failures are those of the loop."""
+        """Payloads of an exchange never come here; messages of any size do; failures are those of
+        the loop.
+        """
         nan, loop = float("nan"), local(crowd())
         meter = Meter(monkeypatch)
         size, links = 1_000_000, {i: [j for j in TALKERS if j != i] for i in TALKERS}
@@ -294,7 +330,10 @@ class TestResidents:
         each: Any
         for shared, each in (
             ({"x": torch.arange(300_000)}, None),
-            ({}, {i: {"x": [None, True, 2.5, "ä", (1, {"a": torch.zeros(0, 3)})]} for i in TALKERS}),
+            (
+                {},
+                {i: {"x": [None, True, 2.5, "ä", (1, {"a": torch.zeros(0, 3)})]} for i in TALKERS},
+            ),
             ({}, {i: {"x": nan if i == 31 else 1.0} for i in TALKERS}),
             ({}, {i: {"x": torch.tensor([nan]) if i == 31 else torch.ones(1)} for i in TALKERS}),
             ({"x": nan}, None),
@@ -322,7 +361,7 @@ class TestResidents:
         assert engine.call([], "say", {}, None, (0, 3)) == []
 
 
-# -- what is sent once ---------------------------------------------------------------------------------------
+# -- what is sent once -----------------------------------------------------------------------------
 
 
 def test_a_page_and_a_network_of_the_users_own_come_along(
@@ -331,9 +370,9 @@ def test_a_page_and_a_network_of_the_users_own_come_along(
     """No other node has these files: nor has this one, by the time the workers start."""
     (tmp_path / "own_help.py").write_text("WIDTH = 7\ndef width():\n    return WIDTH\n")
     (tmp_path / "own_nets.py").write_text(
-        "import logging\nfrom torch import nn\nfrom own_help import width\nlog = logging.getLogger('own')\n"
-        "def make(shape, classes):\n    log.debug('made')\n"
-        "    return nn.Sequential(nn.Linear(shape[0], width()), nn.ReLU(), nn.Linear(width(), classes))\n"
+        "import logging\nfrom torch import nn\nfrom own_help import width\nlog = "
+        "logging.getLogger('own')\ndef make(shape, classes):\n    log.debug('made')\n    return "
+        "nn.Sequential(nn.Linear(shape[0], width()), nn.ReLU(), nn.Linear(width(), classes))\n"
     )
     example = Path(__file__).parents[2] / "examples" / "fedavg.py"
     (tmp_path / "own_page.py").write_text(example.read_text())
@@ -349,11 +388,14 @@ def test_a_page_and_a_network_of_the_users_own_come_along(
     found = []
     for make in (local, on(cluster)):
         client_contexts = [
-            ClientContext(id=i, parties=4, classes=CLASSES, data=rows(20, i), network=build) for i in range(4)
+            ClientContext(id=i, parties=4, classes=CLASSES, data=rows(20, i), network=build)
+            for i in range(4)
         ]
         assert method.server is not None
         server = method.server(cfg, ClientContext(id=0, classes=CLASSES, network=build))
-        with make([partial(method.client, cfg, client_context) for client_context in client_contexts]) as engine:
+        with make(
+            [partial(method.client, cfg, client_context) for client_context in client_contexts]
+        ) as engine:
             fed = Federation(engine)
             for t in range(2):
                 fed.round = t
@@ -384,7 +426,8 @@ def test_rows_without_labels_arrive_without_labels() -> None:
     """Also where another party holds the same pool with labels, as the active party does."""
     pool = rows(20, 5)
     hidden, known = (
-        Rows(pool.pool, labels, torch.tensor([7, 2, 11]), pool.shift, pool.scale) for labels in (None, pool.labels)
+        Rows(pool.pool, labels, torch.tensor([7, 2, 11]), pool.shift, pool.scale)
+        for labels in (None, pool.labels)
     )
     found = _party_bundle.unpack(_party_bundle.pack({0: hidden, 1: known}), "cpu")
     assert found[0].labels is None and torch.equal(found[0].every, hidden.every)
@@ -406,11 +449,15 @@ def test_parties_are_dealt_by_their_rows() -> None:
     assert max(loads) - min(loads) <= 100
 
 
-# -- a node is lost ------------------------------------------------------------------------------------------
+# -- a node is lost --------------------------------------------------------------------------------
 
 
 def snapshot(fed: Federation, server: Party[Any]) -> Any:
-    return copied({"server": server.state(), **by_text(fed.engine)}), fed.ledger.mark(), len(fed.failures)
+    return (
+        copied({"server": server.state(), **by_text(fed.engine)}),
+        fed.ledger.mark(),
+        len(fed.failures),
+    )
 
 
 def back(fed: Federation, server: Party[Any], mark: Any) -> None:
@@ -422,7 +469,8 @@ def back(fed: Federation, server: Party[Any], mark: Any) -> None:
 
 
 def test_a_run_outlives_its_nodes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node goes in the middle of a round, then a worker before one, and the run ends with the loop's bits.
+    """A node goes in the middle of a round, then a worker before one, and the run ends with the
+    loop's bits.
 
     For the first there is no room: the others take over. For the second there is: a new one comes.
     """
@@ -458,7 +506,9 @@ def test_a_run_outlives_its_nodes(cluster: Cluster, monkeypatch: pytest.MonkeyPa
             found.append({**outcome(fed), "server": message.encode(server.state())})
             if isinstance(engine, RayEngine):
                 assert (
-                    len(lost) == 2 and "the remaining workers rebuilt" in lost[0] and "new workers rebuilt" in lost[1]
+                    len(lost) == 2
+                    and "the remaining workers rebuilt" in lost[0]
+                    and "new workers rebuilt" in lost[1]
                 )
                 account = engine.account()
                 assert account.workers == 2 and account.remarks[0] == "2 nodes"
@@ -474,11 +524,13 @@ def test_a_cluster_without_any_room_left_is_reported_in_a_sentence(
     with on(cluster, workers=1, cpus=2.0)(builders) as engine:
         monkeypatch.setattr(_ray_cluster, "START", 2.0)
         cluster.remove_node(large)
-        with pytest.raises(EngineError, match=r"all workers are lost, .* add nodes with `ray start"):
+        with pytest.raises(
+            EngineError, match=r"all workers are lost, .* add nodes with `ray start"
+        ):
             engine.call([0], "echo", {}, None, (0, 0))
 
 
-# -- one clear sentence ----------------------------------------------------------------------------------------
+# -- one clear sentence ----------------------------------------------------------------------------
 
 
 def refused(address: str | None = None, **options: Any) -> str:
@@ -528,10 +580,14 @@ def test_a_bad_address_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert "no Ray cluster at 'bad..name:1'" in refused("bad..name:1")
 
 
-def test_too_small_a_cluster_is_reported_with_what_there_is(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_a_cluster_is_reported_with_what_there_is(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = refused(cluster.address, workers=3)
     assert "2 CPUs and 0 GPUs on 2 nodes, too little for 3 workers of 1 CPU and 0 GPUs each" in text
-    assert "too little for 1 worker of 1 CPU and 0.5 GPUs each" in refused(cluster.address, gpus=0.5)
+    assert "too little for 1 worker of 1 CPU and 0.5 GPUs each" in refused(
+        cluster.address, gpus=0.5
+    )
     monkeypatch.setattr(_ray_cluster, "START", 1.0)
     text = refused(cluster.address, cpus=2.0)  # two in all, but one each
     assert (
@@ -551,8 +607,12 @@ def test_other_versions_are_reported(cluster: Cluster, monkeypatch: pytest.Monke
     assert "this one has fedloom 9.9 and torch 9.8; install the same versions on every node" in text
 
 
-def test_a_node_without_fedloom_is_reported(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    away = SimpleNamespace(__name__="not_there", Shard=type("Shard", (), {"about": lambda self: {}}))
+def test_a_node_without_fedloom_is_reported(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = SimpleNamespace(
+        __name__="not_there", Shard=type("Shard", (), {"about": lambda self: {}})
+    )
     away.Shard.__module__, away.Shard.__qualname__ = "not_there", "Shard"
     monkeypatch.setitem(sys.modules, "not_there", away)
     monkeypatch.setattr(_ray_cluster, "Shard", away.Shard)

@@ -1,4 +1,6 @@
-"""A cluster that a run starts for itself cannot be reached from another machine, nor without Ray's token."""
+"""A cluster that a run starts for itself cannot be reached from another machine, nor without Ray's
+token.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ token = os.path.expanduser("~/.ray/auth_token")
 print(json.dumps({"listens": sorted(open_to), "mode": os.environ.get("RAY_AUTH_MODE"),
                   "token": oct(os.stat(token).st_mode & 0o777), "dashboard": ray._private.worker.get_dashboard_url()}))
 ray.shutdown()
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
@@ -37,13 +39,17 @@ def test_it_listens_on_loopback_only_with_a_token_and_no_dashboard() -> None:
             "PYTHONPATH": ":".join(sys.path),
             "PATH": os.environ["PATH"],
         }
-        done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=300
+        )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {"listens": ["127.0.0.1"], "mode": "token", "token": "0o600", "dashboard": ""}
 
 
-@pytest.mark.parametrize("cause", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+@pytest.mark.parametrize(
+    "cause", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
 def test_parties_that_do_not_fit_a_node_are_a_sentence(cause: Exception) -> None:
     """As of `benchmarks.cluster large`: the run printed a traceback."""
     from ray import exceptions
@@ -53,4 +59,8 @@ def test_parties_that_do_not_fit_a_node_are_a_sentence(cause: Exception) -> None
 
     found = _cause(exceptions.RayTaskError("states", "Traceback …", cause), "node-7")
     assert isinstance(found, EngineError)
-    assert "node-7" in str(found) and "engine.memory_mb" in str(found) and "Traceback" not in str(found)
+    assert (
+        "node-7" in str(found)
+        and "engine.memory_mb" in str(found)
+        and "Traceback" not in str(found)
+    )

@@ -1,4 +1,6 @@
-"""What makes a run on a GPU repeat, as far as a machine without one shows it: `benchmarks.gpu` shows the rest."""
+"""What makes a run on a GPU repeat, as far as a machine without one shows it: `benchmarks.gpu`
+shows the rest.
+"""
 
 import os
 
@@ -8,11 +10,14 @@ import torch
 from fedloom.engines.repeatable import WORKSPACE, repeatable
 
 
-def test_sums_have_one_order_within_and_the_setting_from_before_after(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_have_one_order_within_and_the_setting_from_before_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with repeatable("cuda:0"):
         assert torch.are_deterministic_algorithms_enabled()
-        assert torch.is_deterministic_algorithms_warn_only_enabled()  # a user's network may have no such kernel
+        # a user's network may have no such kernel
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == WORKSPACE
     assert not torch.are_deterministic_algorithms_enabled()
 

@@ -48,11 +48,14 @@ def outcome(fed: Federation) -> dict[str, Any]:
     }
 
 
-# -- the same bits ---------------------------------------------------------------------------------------
+# -- the same bits ---------------------------------------------------------------------------------
 
 
 def fedal(
-    make: Make, client_contexts: Sequence[ClientContext], rounds: int = 3, faults: Faults | None = None
+    make: Make,
+    client_contexts: Sequence[ClientContext],
+    rounds: int = 3,
+    faults: Faults | None = None,
 ) -> dict[str, Any]:
     method = methods.find("fedal")
     cfg = method.configure(params={"batch_size": 8, "tau": 3})
@@ -61,7 +64,9 @@ def fedal(
         if method.server
         else None
     )
-    with make([method.client(cfg, client_context) for client_context in client_contexts], faults=faults) as engine:
+    with make(
+        [method.client(cfg, client_context) for client_context in client_contexts], faults=faults
+    ) as engine:
         fed = Federation(engine)
         for t in range(rounds):
             fed.round = t
@@ -77,7 +82,9 @@ def fedal(
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_fedal_gives_the_loops_bits(n: int) -> None:
-    """Five clients of 20 to 60 rows, each with another network; own state beside it; notes; a remembered pass."""
+    """Five clients of 20 to 60 rows, each with another network; own state beside it; notes; a
+    remembered pass.
+    """
     assert fedal(workers(n), contexts(5)) == fedal(LocalEngine, contexts(5))
 
 
@@ -126,7 +133,9 @@ class Gossip(Party[None]):
 
     def take(self, *, inbox: dict[str, Any], boost: float) -> None:
         if inbox:
-            mean: Any = message.weighted_mean([x["mine"] for x in inbox.values()], [1.0] * len(inbox))
+            mean: Any = message.weighted_mean(
+                [x["mine"] for x in inbox.values()], [1.0] * len(inbox)
+            )
             self.params = mean
         self.diary["last"].add_(boost)  # in place: an engine must see that, too
         self.note("inbox", len(inbox))
@@ -146,7 +155,11 @@ def gossip(make: Make, *, ask: bool, faults: Faults | None = None) -> dict[str, 
         for t in range(3):
             fed.round = t
             if ask:
-                words = {"ask": "question", "answer": "answer", "expect": {**answer, "weights": weights}}
+                words = {
+                    "ask": "question",
+                    "answer": "answer",
+                    "expect": {**answer, "weights": weights},
+                }
             else:
                 words = {"answer": "share", "expect": answer}
             fed.exchange(LINKS, take="take", shared={"boost": 0.5 + t}, **words)  # type: ignore[arg-type]
@@ -181,9 +194,12 @@ def test_a_run_continues_from_a_checkpoint_and_a_load_is_the_only_past() -> None
 
     method = methods.find("fedmd-lf")
     cfg = method.configure(params={"batch_size": 8, "tau": 2})
-    make = lambda: WorkersEngine([method.client(cfg, client_context) for client_context in contexts(4)], workers=2)
+    make = lambda: WorkersEngine(
+        [method.client(cfg, client_context) for client_context in contexts(4)], workers=2
+    )
     assert method.server is not None
-    server = method.server(cfg, ClientContext(id=0, parties=4, classes=CLASSES))  # it does not learn
+    # it does not learn
+    server = method.server(cfg, ClientContext(id=0, parties=4, classes=CLASSES))
     with make() as engine:
         fed = Federation(engine)
         rounds(fed, range(2))
@@ -236,7 +252,7 @@ def test_a_remembered_pass_does_not_outlive_the_weights_that_made_it() -> None:
         assert message.encode(engine.states()[0]) == once
 
 
-# -- messages ----------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 class Echo(Party[None]):
@@ -275,7 +291,9 @@ def echoes(n: int = 3, make: Make | None = None) -> Engine:
 
 
 def test_messages_of_many_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Larger than a socket buffer and what a shared buffer keeps; each, shared, own state, and from peer to peer."""
+    """Larger than a socket buffer and what a shared buffer keeps; each, shared, own state, and from
+    peer to peer.
+    """
     monkeypatch.setattr(_shared_buffer, "KEPT", 1 << 20)
     big = {i: {"own": torch.arange(500_000) + i} for i in range(3)}
     with echoes() as engine:
@@ -283,9 +301,13 @@ def test_messages_of_many_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(2):
             for i, reply in enumerate(engine.call(engine.ids, "echo", shared, big, (0, 0))):
                 assert isinstance(reply, dict)
-                assert torch.equal(reply["x"], shared["x"]) and torch.equal(reply["own"], big[i]["own"])
+                assert torch.equal(reply["x"], shared["x"]) and torch.equal(
+                    reply["own"], big[i]["own"]
+                )
         fed = Federation(engine)
-        fed.call(engine.ids, "keep", each={i: {"x": torch.full((500_000,), float(i))} for i in range(3)})
+        fed.call(
+            engine.ids, "keep", each={i: {"x": torch.full((500_000,), float(i))} for i in range(3)}
+        )
         fed.exchange({0: [1, 2], 1: [0, 2], 2: [0, 1]}, answer="show", take="sum")
         assert [float(s["kept"][-1]) for s in engine.states().values()] == [3, 2, 1]  # type: ignore[index, arg-type]
 
@@ -296,7 +318,12 @@ def test_shared_buffers_are_used_again() -> None:
 
         def size() -> int:
             for i in engine.ids:
-                fed.call([i], "echo", each={i: {"x": torch.zeros(10_000)}}, shared={"own": torch.zeros(10_000)})
+                fed.call(
+                    [i],
+                    "echo",
+                    each={i: {"x": torch.zeros(10_000)}},
+                    shared={"own": torch.zeros(10_000)},
+                )
             fed.call(engine.ids, "keep", shared={"x": torch.zeros(10_000)})
             fed.exchange({0: [1, 2], 1: [0, 2], 2: [0, 1]}, answer="show", take="sum")
             buffers: Any = engine._buffers  # type: ignore[attr-defined]
@@ -311,12 +338,17 @@ def test_a_frame_arrives_whole_or_not_at_all() -> None:
     with ours, theirs:
         big = os.urandom(3_000_000)
         thread = threading.Thread(
-            target=_shared_buffer.send, args=(theirs, {"text": "\ud800", "n": float("inf")}, b"", big)
+            target=_shared_buffer.send,
+            args=(theirs, {"text": "\ud800", "n": float("inf")}, b"", big),
         )
         thread.start()
         frame = _shared_buffer.receive(ours)
         thread.join()
-        assert frame is not None and frame[0] == {"text": "\ud800", "n": float("inf")} and frame[1] == big
+        assert (
+            frame is not None
+            and frame[0] == {"text": "\ud800", "n": float("inf")}
+            and frame[1] == big
+        )
         _shared_buffer.send(theirs, {}, b"abc")
         head = ours.recv(16)
         theirs.send(head[:-1])
@@ -326,7 +358,15 @@ def test_a_frame_arrives_whole_or_not_at_all() -> None:
 
 @pytest.mark.parametrize(
     "template",
-    [None, object, int, [float, {"a": floats(2, None), "b": [str, bool]}], {}, {"items": int}, torch.zeros(2, 3)],
+    [
+        None,
+        object,
+        int,
+        [float, {"a": floats(2, None), "b": [str, bool]}],
+        {},
+        {"items": int},
+        torch.zeros(2, 3),
+    ],
 )
 def test_a_template_survives_its_spelling(template: Any) -> None:
     spelled = message.decode(message.encode(templates.spell(template)))
@@ -344,7 +384,15 @@ def test_what_is_no_message_and_what_is_not_finite_get_the_same_verdict(make: Ma
         fed.exchange({1: [0]}, answer="shape", take="sum", expect=floats(2, 2))
         fed.exchange({1: [0]}, answer="nothing", take="sum")
         refused = "refused what it was sent: not finite"
-        expected = ["not a message", refused, refused, "wrong shape", "raised", "not a message", "raised"]
+        expected = [
+            "not a message",
+            refused,
+            refused,
+            "wrong shape",
+            "raised",
+            "not a message",
+            "raised",
+        ]
         assert [f.reason for f in fed.failures] == expected
         with pytest.raises(MethodError, match="no method 'wrok'"):
             fed.call([0, 1], "wrok")

@@ -29,9 +29,10 @@ from fedloom.engines._worker_pool import DEATHS
 from tests.engines.test_workers import Echo, Gossip, Make, echoes, fedal, outcome, workers
 from tests.toy import contexts
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs us in the background has it ignored
+# a shell that runs us in the background has it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# -- workers that die ----------------------------------------------------------------------------------------
+# -- workers that die ------------------------------------------------------------------------------
 
 
 class Fragile(Party[str]):
@@ -56,7 +57,9 @@ class Fragile(Party[str]):
         return {"weights": self.params, "steps": self.steps}
 
     def meet(self, *, inbox: dict[str, Any], die: str, at: int) -> None:
-        mean: Any = message.weighted_mean([x["weights"] for x in inbox.values()], [1.0] * len(inbox))
+        mean: Any = message.weighted_mean(
+            [x["weights"] for x in inbox.values()], [1.0] * len(inbox)
+        )
         self.params = mean
 
     def fall(self) -> None:
@@ -70,7 +73,9 @@ class Fragile(Party[str]):
 def again(fed: Federation, rounds: Sequence[Callable[[], object]]) -> dict[str, Any]:
     """What comes of some rounds, each repeated from its beginning where a worker is lost."""
     for t, work in enumerate(rounds):
-        states: dict[int, Any] = {i: message.map_tensors(Tensor.clone, s) for i, s in fed.engine.states().items()}
+        states: dict[int, Any] = {
+            i: message.map_tensors(Tensor.clone, s) for i, s in fed.engine.states().items()
+        }
         ledger, failures = fed.ledger.mark(), len(fed.failures)
         while True:
             fed.round = t
@@ -99,7 +104,9 @@ def fragile(make: Make, mark: str, die: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("die", ["before", "after"])
-def test_a_killed_worker_is_replaced_and_its_call_repeated(tmp_path: Path, n: int, die: str) -> None:
+def test_a_killed_worker_is_replaced_and_its_call_repeated(
+    tmp_path: Path, n: int, die: str
+) -> None:
     mark = tmp_path / "dead"
     found = fragile(workers(n), str(mark), die)
     assert mark.exists()
@@ -107,15 +114,23 @@ def test_a_killed_worker_is_replaced_and_its_call_repeated(tmp_path: Path, n: in
 
 
 @pytest.mark.parametrize("memory", [None, 0])
-def test_a_worker_killed_in_an_exchange_costs_the_exchange_alone(tmp_path: Path, memory: int | None) -> None:
-    """The party that dies answers last, when replies of the same worker are left in its buffer already."""
+def test_a_worker_killed_in_an_exchange_costs_the_exchange_alone(
+    tmp_path: Path, memory: int | None
+) -> None:
+    """The party that dies answers last, when replies of the same worker are left in its buffer
+    already.
+    """
 
     def run(make: Make) -> dict[str, Any]:
-        with make([Fragile(str(tmp_path / "dead"), ClientContext(id=i)) for i in range(4)]) as engine:
+        with make(
+            [Fragile(str(tmp_path / "dead"), ClientContext(id=i)) for i in range(4)]
+        ) as engine:
             fed = Federation(engine)
             ring = {i: [j for j in range(4) if j != i] for i in range(4)}
             shared = {"die": "after", "at": 2}
-            return again(fed, [lambda: fed.exchange(ring, answer="learn", take="meet", shared=shared)])
+            return again(
+                fed, [lambda: fed.exchange(ring, answer="learn", take="meet", shared=shared)]
+            )
 
     found = run(workers(1, memory=memory))
     assert (tmp_path / "dead").exists()
@@ -123,7 +138,9 @@ def test_a_worker_killed_in_an_exchange_costs_the_exchange_alone(tmp_path: Path,
 
 
 def test_a_party_that_always_kills_its_worker_fails_and_the_run_continues() -> None:
-    with WorkersEngine([Fragile("always", ClientContext(id=i)) for i in range(4)], workers=2) as engine:
+    with WorkersEngine(
+        [Fragile("always", ClientContext(id=i)) for i in range(4)], workers=2
+    ) as engine:
         before = message.encode(engine.states()[1])
         fed = Federation(engine)
         replies: list[Any] = []
@@ -132,7 +149,9 @@ def test_a_party_that_always_kills_its_worker_fails_and_the_run_continues() -> N
             replies[:] = fed.call(engine.ids, "learn", shared={"die": "after", "at": 1})
 
         def exchange() -> None:
-            fed.exchange({0: [1, 2]}, answer="learn", take="meet", shared={"die": "before", "at": 1})
+            fed.exchange(
+                {0: [1, 2]}, answer="learn", take="meet", shared={"die": "before", "at": 1}
+            )
 
         again(fed, [call])
         assert replies == [0, 2, 3]
@@ -175,7 +194,7 @@ def test_an_idle_worker_and_the_fork_server_may_be_killed() -> None:
         assert again(fed, [lambda: fed.call(loop.ids, "learn", shared=shared)] * 3) == found
 
 
-# -- no process left -----------------------------------------------------------------------------------------
+# -- no process left -------------------------------------------------------------------------------
 
 
 def processes(engine: Engine) -> list[int]:
@@ -191,7 +210,10 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     try:  # an orphan may wait for an init that is slow to bury
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z" or pid in children()
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            or pid in children()
+        )
     except OSError:
         return False
 
@@ -267,7 +289,7 @@ def test_a_signal_to_the_run_leaves_no_process(number: signal.Signals) -> None:
         assert ("KeyboardInterrupt" in run.stderr.read()) == (number == signal.SIGINT)
 
 
-# -- where and how ---------------------------------------------------------------------------------------------
+# -- where and how ---------------------------------------------------------------------------------
 
 
 def test_a_parent_that_trained_with_threads_may_still_have_workers() -> None:
@@ -282,9 +304,13 @@ def test_a_parent_that_trained_with_threads_may_still_have_workers() -> None:
     assert found == fedal(LocalEngine, contexts(3), rounds=1)
 
 
-def test_a_torch_that_refuses_to_train_in_forks_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_refuses_to_train_in_forks_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object) -> None:
-        raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing")
+        raise RuntimeError(
+            "Unable to handle autograd's threading in combination with fork-based multiprocessing"
+        )
 
     monkeypatch.setattr(Tensor, "backward", refuse)
     engine = echoes()
@@ -308,7 +334,9 @@ def test_two_engines_live_side_by_side() -> None:
 def test_the_account_and_what_is_refused() -> None:
     with echoes(3, workers(8)) as engine:
         assert engine.account() == Account("local", workers=3)
-    with WorkersEngine([Gossip(None, ClientContext(id=i)) for i in range(2)], workers=2, memory=0) as engine:
+    with WorkersEngine(
+        [Gossip(None, ClientContext(id=i)) for i in range(2)], workers=2, memory=0
+    ) as engine:
         assert engine.account().remarks == ("the state of 2 of 2 parties is on disk between calls",)
     with pytest.raises(ConfigError, match="at least 1"):
         echoes(3, workers(0))

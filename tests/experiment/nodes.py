@@ -1,4 +1,6 @@
-"""Parties that keep their state to themselves, in this process: what a run sees of nodes, without a network."""
+"""Parties that keep their state to themselves, in this process: what a run sees of nodes, without a
+network.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class Nodes(Engine):
         plan: the coordinator's.
         place: makes the place of a party from the config that it is sent.
         kept: state by round, which outlives this engine as a node's disk does.
-        away: whether a party can't be reached at a call of this method in this round, -1 for a look from outside.
+        away: whether a party can't be reached at a call of this method in this round, -1 for a look
+            from outside.
     """
 
     remote = True

@@ -1,4 +1,6 @@
-"""What parties could infer about labels, measured in runs: hooks, metrics, and that looking changes nothing."""
+"""What parties could infer about labels, measured in runs: hooks, metrics, and that looking changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +59,20 @@ def begun(run: Any, rounds: int = 1) -> Iterator[tuple[RunPlan, Federation]]:
         fed = Federation(engine, coordinator="active", colocated=run_plan.colocated)
         for t in range(rounds):
             fed.round = t
-            assert list(run_plan.method.round(fed, run_plan.server, engine.ids, run_plan.cfg, t)) == ["round"]
+            assert list(
+                run_plan.method.round(fed, run_plan.server, engine.ids, run_plan.cfg, t)
+            ) == ["round"]
         yield run_plan, fed
 
 
 def ask(fed: Federation, method: str, **arguments: Any) -> dict[int, Any]:
-    return dict(zip(fed.engine.ids, fed.engine.call(fed.engine.ids, method, arguments, None, None), strict=True))
+    return dict(
+        zip(
+            fed.engine.ids,
+            fed.engine.call(fed.engine.ids, method, arguments, None, None),
+            strict=True,
+        )
+    )
 
 
 def test_logits_that_are_added_up_give_all_labels_away() -> None:
@@ -79,7 +89,10 @@ def test_gradients_leak_more_than_the_labels_that_are_known_before_and_after_tra
         found = shares(result, round)
         assert set(found) == {"gradients nearest", *CONTROL}
         assert all(set(each) == {"party-1", "party-2", ""} for each in found.values())
-        assert all(each[""] == pytest.approx((each["party-1"] + each["party-2"]) / 2) for each in found.values())
+        assert all(
+            each[""] == pytest.approx((each["party-1"] + each["party-2"]) / 2)
+            for each in found.values()
+        )
         assert found["gradients nearest"][""] > found["embeddings nearest"][""] + 0.2
         assert found["chance"]["party-1"] == pytest.approx(0.1, abs=0.02)
 
@@ -140,9 +153,12 @@ def test_exposed_prototypes_are_those_that_are_sent(noise: float) -> None:
         for m in parts:
             difference = messages[m] - active.prototypes[m]
             others = torch.arange(10) != 3
-            assert not messages[m][3].any()  # no aligned person is of this class, and the prior says so
+            # no aligned person is of this class, and the prior says so
+            assert not messages[m][3].any()
             assert float(difference[others].std(correction=0)) == pytest.approx(noise, abs=0.1)
-            assert torch.equal(difference[others], torch.zeros(9, run_plan.cfg.embedding_dim)) == (noise == 0)
+            assert torch.equal(difference[others], torch.zeros(9, run_plan.cfg.embedding_dim)) == (
+                noise == 0
+            )
 
 
 def test_before_the_first_round_prototypes_are_those_that_it_would_begin_with() -> None:
@@ -179,7 +195,9 @@ def test_looking_changes_no_state_and_sends_nothing(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["split", "proto-evfl"])
 def test_engines_agree(method: str) -> None:
-    loop, apart = (shares(execute(config(method, engine={"name": name})), 2) for name in ("local", "isolated"))
+    loop, apart = (
+        shares(execute(config(method, engine={"name": name})), 2) for name in ("local", "isolated")
+    )
     assert loop == apart
     together = shares(execute(config(method, engine={"name": "batched"})), 2)
     for what, each in loop.items():
@@ -207,7 +225,9 @@ def test_permuted_labels_are_guessed_no_better_than_by_chance() -> None:
 
 
 def test_a_method_whose_parties_have_labels_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"evaluate\.attack_labels: .*: leave it out, or use a vertical method"):
+    with pytest.raises(
+        ConfigError, match=r"evaluate\.attack_labels: .*: leave it out, or use a vertical method"
+    ):
         check({"run": {"method": "fedavg", "evaluate": {"attack_labels": 1}}})
     with pytest.raises(ConfigError, match="greater than or equal to 1"):
         config("split", 0)

@@ -18,8 +18,19 @@ BATCH, CLASSES, CLIENTS, TAU = 32, 10, 3, 5
 
 def test_int8_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    small = ["-s", "models.pool=['linear']", "-s", f"data.clients={CLIENTS}", "-s", "evaluate.points=1"]
-    monkeypatch.setattr(sys, "argv", ["fedloom", "run", "fedal", "--rounds", "1", *small, "-s", "params.coding=int8"])
+    small = [
+        "-s",
+        "models.pool=['linear']",
+        "-s",
+        f"data.clients={CLIENTS}",
+        "-s",
+        "evaluate.points=1",
+    ]
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["fedloom", "run", "fedal", "--rounds", "1", *small, "-s", "params.coding=int8"],
+    )
     with pytest.raises(SystemExit) as stop:
         main()
     assert not stop.value.code
@@ -47,7 +58,7 @@ def test_a_comparison_of_codings(tmp_path: Path) -> None:
             { method = "fedmd", name = "fedmd-int8", params = { tau = 5, coding = "int8" } },
             { method = "fedmd", name = "fedmd-top3", params = { tau = 5, coding = "top-k", top_k = 3 } },
         ]
-    """)
+    """)  # noqa: E501
     found = fedloom.compare(str(file), out=tmp_path / "out")
     batches = BATCH * CLIENTS * TAU
     assert {m["name"]: (m["bytes"]["up"], m["bytes"]["down"]) for m in found["methods"]} == {
@@ -63,7 +74,11 @@ def test_a_comparison_of_codings(tmp_path: Path) -> None:
 def test_the_shipped_comparison_of_codings_distinguishes_its_runs() -> None:
     runs = [run for run in read("fedal-bytes").runs() if run.seed == 0]
     assert len({run.name for run in runs}) == len(runs) == 10
-    asked = {(run.method, run.params.get("coding", "float32"), run.params.get("top_k")) for run in runs}
+    asked = {
+        (run.method, run.params.get("coding", "float32"), run.params.get("top_k")) for run in runs
+    }
     eval_modes = [("float32", None), ("float16", None), ("int8", None), ("top-k", 1), ("top-k", 3)]
-    assert asked == {(method, *eval_mode) for method in ("fedmd", "fedal") for eval_mode in eval_modes}
+    assert asked == {
+        (method, *eval_mode) for method in ("fedmd", "fedal") for eval_mode in eval_modes
+    }
     assert {run.resolve()[1].tau for run in runs} == {5}

@@ -32,7 +32,7 @@ def problems(**run: Any) -> list[str]:
     return str(error.value).splitlines()
 
 
-# -- defaults --------------------------------------------------------------------------------------------
+# -- defaults --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", VERTICAL)
@@ -45,18 +45,27 @@ def test_four_parties_share_the_columns_where_nothing_is_reported(method: str) -
 
 def test_who_says_how_many_gets_them() -> None:
     assert read("split", ["data.clients=3"]).run.data.clients == 3
-    assert read("split", ["data.clients=10"]).run.data.clients == 10  # also where that is the others' default
+    # also where that is the others' default
+    assert read("split", ["data.clients=10"]).run.data.clients == 10
     assert read("fedavg").run.data.clients == 10
 
 
 def test_of_a_comparison_the_first_method_counts(tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
-    for first, clients in (('"split", "active-only"', 4), ('{ method = "pooled" }, "split"', 4), ('"fedavg"', 10)):
+    for first, clients in (
+        ('"split", "active-only"', 4),
+        ('{ method = "pooled" }, "split"', 4),
+        ('"fedavg"', 10),
+    ):
         file.write_text(f"rounds = 1\n[compare]\nmethods = [{first}]\n")
         assert {run.data.clients for run in read(str(file)).runs()} == {clients}
-    file.write_text('method = "split"\n[compare]\nmethods = [{ preset = "paper" }, "active-only"]\n')
+    file.write_text(
+        'method = "split"\n[compare]\nmethods = [{ preset = "paper" }, "active-only"]\n'
+    )
     assert {run.data.clients for run in read(str(file)).runs()} == {4}
-    assert {run.data.clients for run in check({"compare": {"methods": ["proto-evfl", "split"]}}).runs()} == {4}
+    assert {
+        run.data.clients for run in check({"compare": {"methods": ["proto-evfl", "split"]}}).runs()
+    } == {4}
 
 
 def test_there_are_as_many_parties_as_files() -> None:
@@ -73,7 +82,12 @@ def write_manifest(path: Path, parties: int) -> str:
 def test_there_are_as_many_parties_as_in_the_manifest(tmp_path: Path) -> None:
     section = {"manifest": write_manifest(tmp_path / "m.csv", 3)}
     assert check({"run": {"method": "split", "columns": section}}).run.data.clients == 3
-    assert check({"run": {"method": "split", "columns": section, "data": {"clients": 3}}}).run.data.clients == 3
+    assert (
+        check(
+            {"run": {"method": "split", "columns": section, "data": {"clients": 3}}}
+        ).run.data.clients
+        == 3
+    )
     assert problems(columns=section, data={"clients": 4}) == [
         "data.clients: columns.manifest has 3 parties, not 4: leave clients out"
     ]
@@ -84,7 +98,9 @@ def test_there_are_as_many_parties_as_in_the_manifest(tmp_path: Path) -> None:
 
 
 def test_a_manifest_that_is_still_to_come_is_missed_before_any_work(tmp_path: Path) -> None:
-    run = check({"run": {"method": "split", "columns": {"manifest": str(tmp_path / "none.csv")}}}).run
+    run = check(
+        {"run": {"method": "split", "columns": {"manifest": str(tmp_path / "none.csv")}}}
+    ).run
     with pytest.raises(DataError, match=r"there is no file .*none\.csv"):
         build(run)
 
@@ -96,7 +112,9 @@ def test_other_parties_than_files_are_refused() -> None:
 
 
 @pytest.mark.parametrize("source", ["files", "manifest"])
-def test_paths_are_stored_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+def test_paths_are_stored_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/somebody")
     write_manifest(tmp_path / "m.csv", 2)
@@ -113,9 +131,13 @@ def test_paths_are_stored_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert read(str(tmp_path / "x.toml")).run == run
 
 
-def test_files_are_matched_by_a_column_of_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_are_matched_by_a_column_of_each(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lab = tmp_path / "lab.csv"
-    (tmp_path / "clinic.csv").write_text("\n".join(["patient,age,y", *(f"{n},{n},{n % 2}" for n in range(20))]))
+    (tmp_path / "clinic.csv").write_text(
+        "\n".join(["patient,age,y", *(f"{n},{n},{n % 2}" for n in range(20))])
+    )
     lab.write_text("\n".join(["subject,dose", *(f"{n},{n}" for n in range(20))]))
     files = [str(tmp_path / "clinic.csv"), str(lab)]
     section = {"files": files, "id": ["patient", "subject"], "label": "y"}
@@ -156,7 +178,7 @@ def test_a_config_goes_through_its_file_and_back(tmp_path: Path) -> None:
     assert read(str(tmp_path / "x.toml")).run == run
 
 
-# -- errors ----------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -167,10 +189,16 @@ def test_a_config_goes_through_its_file_and_back(tmp_path: Path) -> None:
         ({"unaligned": -1}, "columns.unaligned: must be greater than or equal to 0"),
         ({"align": "psi"}, "columns.align: must be 'plain' or 'openmined'"),
         ({"files": ["a.csv"], "manifest": "m.csv"}, "columns: set files or manifest, not both"),
-        ({"files": ["a.csv", "b.csv"]}, "columns: files need id (the column that identifies a row) and label"),
+        (
+            {"files": ["a.csv", "b.csv"]},
+            "columns: files need id (the column that identifies a row) and label",
+        ),
         ({"files": ["a.csv", "b.csv"], "id": "id"}, "columns: files need id"),
         ({"label": "y"}, "columns: id and label are columns of files: set files too"),
-        ({**FILES, "id": ["id"]}, "columns: id must be one name, or one for each of 2 files, not 1"),
+        (
+            {**FILES, "id": ["id"]},
+            "columns: id must be one name, or one for each of 2 files, not 1",
+        ),
         *(
             ({**source, name: value}, f"columns: {name} cannot be set with ")
             for source in (FILES, {"manifest": "m.csv"})
@@ -189,8 +217,16 @@ def test_a_mistake_is_named_with_its_mend(section: Any, text: str) -> None:
 
 
 def test_all_problems_come_at_once() -> None:
-    found = problems(columns={"aligned": 0, "grid": [2]}, rounds=-1, params={"lr": 0, "embeding_dim": 3})
-    for part in ("columns.aligned", "columns.grid", "rounds", "params.lr", "Did you mean 'embedding_dim'?"):
+    found = problems(
+        columns={"aligned": 0, "grid": [2]}, rounds=-1, params={"lr": 0, "embeding_dim": 3}
+    )
+    for part in (
+        "columns.aligned",
+        "columns.grid",
+        "rounds",
+        "params.lr",
+        "Did you mean 'embedding_dim'?",
+    ):
         assert any(part in line for line in found), part
 
 
@@ -208,33 +244,49 @@ def test_a_method_that_shares_rows_has_no_columns_to_cut() -> None:
             {"columns": {"imbalance_ratio": [2.0, 1.0]}},
             "imbalance_ratio must be one number of at least 1, or one for each of 4",
         ),
-        ({"columns": {"rare_classes": [10]}}, "rare_classes must be a proper subset of the classes"),
+        (
+            {"columns": {"rare_classes": [10]}},
+            "rare_classes must be a proper subset of the classes",
+        ),
         ({"columns": {"grid": [2, 2]}, "data": {"name": "wine"}}, "grid applies to images"),
         ({"data": {"clients": 1}}, "parties must be at least 2"),
         ({"data": {"name": "wine", "clients": 30}}, "need at least 30 columns"),
     ],
 )
-def test_numbers_that_the_data_cannot_meet_are_refused_before_any_work(values: dict[str, Any], text: str) -> None:
+def test_numbers_that_the_data_cannot_meet_are_refused_before_any_work(
+    values: dict[str, Any], text: str
+) -> None:
     with pytest.raises(DataError, match=text):
         build(check({"run": {"method": "split", **values}}).run)
 
 
 def test_what_is_pooled_must_be_known_in_full(tmp_path: Path) -> None:
-    section = {"files": [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], "id": "id", "label": "y"}
+    section = {
+        "files": [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")],
+        "id": "id",
+        "label": "y",
+    }
     with pytest.raises(ConfigError, match="files do not have all columns"):
         build(check({"run": {"method": "pooled", "columns": section}}).run)
 
 
-# -- what a run makes of it ------------------------------------------------------------------------------
+# -- what a run makes of it ------------------------------------------------------------------------
 
 
 def test_parties_and_places_are_those_of_the_section() -> None:
     section = {"aligned": 40, "unaligned": 30, "blocks_per_party": 1}
-    plan = build(check({"run": {"method": "proto-evfl", "data": {"test_rows": 20}, "columns": section}}).run)
+    plan = build(
+        check({"run": {"method": "proto-evfl", "data": {"test_rows": 20}, "columns": section}}).run
+    )
     assert plan.colocated == (0,) and len(plan.clients) == 4 and plan.graph is None
     for make in plan.clients:
         context = make().context
-        assert (len(context.rows), context.aligned, context.parties, context.classes) == (70, 40, 4, 10)
+        assert (len(context.rows), context.aligned, context.parties, context.classes) == (
+            70,
+            40,
+            4,
+            10,
+        )
         assert (len(context.tests["test"]), len(context.tests["own"])) == (20, 30)
         assert context.rows.every.shape[1:] == (1, 4, 4)
 
@@ -242,7 +294,12 @@ def test_parties_and_places_are_those_of_the_section() -> None:
 @pytest.mark.parametrize("method", ["proto-evfl", "split"])
 @pytest.mark.parametrize("name", ["wine", "breast_cancer"])
 def test_tables_run_as_pictures_do(method: str, name: str) -> None:
-    values = {"method": method, "rounds": 1, "data": {"name": name, "clients": 3}, "columns": {"aligned": 30}}
+    values = {
+        "method": method,
+        "rounds": 1,
+        "data": {"name": name, "clients": 3},
+        "columns": {"aligned": 30},
+    }
     metrics = {row[4]: row[-1] for row in execute(check({"run": values}).run).metrics}
     assert {"accuracy mean", "balanced accuracy", "auc", "loss mean"} <= set(metrics)
     assert 0 <= metrics["accuracy mean"] <= 1 and metrics["loss mean"] > 0

@@ -1,4 +1,6 @@
-"""What runs of parties with different columns come to: result.json, comparisons, and what a person sees."""
+"""What runs of parties with different columns come to: result.json, comparisons, and what a person
+sees.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def proto() -> RunResult:
 def found() -> dict[str, Any]:
     """Two methods, two seeds."""
     methods = [{"method": "proto-evfl", "params": {"steps": 2}}, "split"]
-    return execute_all(check({"run": {**SMALL, "rounds": 1}, "compare": {"methods": methods, "seeds": [0, 1]}}))
+    return execute_all(
+        check({"run": {**SMALL, "rounds": 1}, "compare": {"methods": methods, "seeds": [0, 1]}})
+    )
 
 
 def last(result: RunResult) -> dict[tuple[str, str], float]:
@@ -56,7 +60,10 @@ def last(result: RunResult) -> dict[tuple[str, str], float]:
 def test_one_answer_of_all_parties_is_the_result(proto: RunResult) -> None:
     s, end = proto.summary, last(proto)
     value = end["accuracy mean", ""]
-    assert s["accuracy"] == {"mean": value, "std": 0.0, "per_client": [value]} and proto.accuracy == value
+    assert (
+        s["accuracy"] == {"mean": value, "std": 0.0, "per_client": [value]}
+        and proto.accuracy == value
+    )
     assert s["own_accuracy"] is None and s["eval_modes"] == {} and s["agreement"] is None
     assert s["scores"] == {
         "accuracy": value,
@@ -69,7 +76,9 @@ def test_one_answer_of_all_parties_is_the_result(proto: RunResult) -> None:
     json.dumps(s)
 
 
-def test_results_are_what_the_schema_reads_and_writes(proto: RunResult, found: dict[str, Any]) -> None:
+def test_results_are_what_the_schema_reads_and_writes(
+    proto: RunResult, found: dict[str, Any]
+) -> None:
     rows: Any = fedloom.run("local", rounds=0, data={"clients": PARTIES, "public_rows": 60})
     for content in (proto.summary, rows.summary):
         assert RunSummary(**content).content() == content
@@ -82,13 +91,24 @@ def test_each_party_alone_stands_beside(proto: RunResult) -> None:
     for on, metric in {"test": "accuracy alone", "own": "own accuracy alone"}.items():
         each = [end[metric, name] for name in names]
         assert alone[on]["per_client"] == each
-        assert alone[on]["mean"] == pytest.approx(np.mean(each)) == pytest.approx(end[f"{metric} mean", ""])
-    assert small(method="split", rounds=1, params={"embedding_dim": WIDTH, "epochs": 1}).summary["alone"] == {}
+        assert (
+            alone[on]["mean"]
+            == pytest.approx(np.mean(each))
+            == pytest.approx(end[f"{metric} mean", ""])
+        )
+    assert (
+        small(method="split", rounds=1, params={"embedding_dim": WIDTH, "epochs": 1}).summary[
+            "alone"
+        ]
+        == {}
+    )
 
 
 def test_pseudo_labels_of_nobody_are_not_measured() -> None:
     columns = {"aligned": ALIGNED, "unaligned": 0}
-    alone = small(rounds=1, columns=columns, params={"embedding_dim": WIDTH, "steps": 1}).summary["alone"]["alone"]
+    alone = small(rounds=1, columns=columns, params={"embedding_dim": WIDTH, "steps": 1}).summary[
+        "alone"
+    ]["alone"]
     assert alone["own"] is None and len(alone["test"]["per_client"]) == PARTIES
 
 
@@ -102,8 +122,9 @@ def test_attacks_are_of_parties_without_labels(proto: RunResult) -> None:
 
 
 def test_bytes_by_kind_are_the_formula(proto: RunResult) -> None:
-    """Embeddings and a prior up, prototypes and the prior down, each round; embeddings once before. Party 0 is at
-    home."""
+    """Embeddings and a prior up, prototypes and the prior down, each round; embeddings once before.
+    Party 0 is at home.
+    """
     s, crossing = proto.summary, PARTIES - 1
     kinds = {(line["sender"], line["kind"]): line for line in s["bytes_by_kind"]}
     up = 4 * crossing * (ALIGNED * WIDTH + CLASSES)
@@ -120,21 +141,35 @@ def test_bytes_by_kind_are_the_formula(proto: RunResult) -> None:
 
 
 def test_bytes_by_kind_of_methods_that_share_rows() -> None:
-    settings: dict[str, Any] = {"data": {"clients": 3}, "models": {"pool": ["linear"]}, "evaluate": {"points": 1}}
+    settings: dict[str, Any] = {
+        "data": {"clients": 3},
+        "models": {"pool": ["linear"]},
+        "evaluate": {"points": 1},
+    }
     s = fedloom.run("fedal", rounds=2, **settings).summary
     eval_modes = {"up": "client", "down": "server"}
     for eval_mode, sender in eval_modes.items():
-        assert s["bytes"][eval_mode] == sum(line["bytes"] for line in s["bytes_by_kind"] if line["sender"] == sender)
+        assert s["bytes"][eval_mode] == sum(
+            line["bytes"] for line in s["bytes_by_kind"] if line["sender"] == sender
+        )
     assert "scores" not in s
 
 
 def test_scores_are_paired(found: dict[str, Any]) -> None:
     first, other = found["methods"]
-    assert found["metric"] == "accuracy" and found["lower_is_better"] == ["log loss", "calibration error"]
+    assert found["metric"] == "accuracy" and found["lower_is_better"] == [
+        "log loss",
+        "calibration error",
+    ]
     assert set(found["further"]) == {"balanced accuracy", "auc", "log loss", "calibration error"}
     for name, (d,) in {"accuracy": found["differences"], **found["further"]}.items():
-        assert d["mean"] == pytest.approx(first["scores"][name]["mean"] - other["scores"][name]["mean"])
-        assert d["std_over_seeds"] == pytest.approx(np.std(d["per_seed"], ddof=1)) and d["clients"] == 2
+        assert d["mean"] == pytest.approx(
+            first["scores"][name]["mean"] - other["scores"][name]["mean"]
+        )
+        assert (
+            d["std_over_seeds"] == pytest.approx(np.std(d["per_seed"], ddof=1))
+            and d["clients"] == 2
+        )
         better = np.array(d["per_seed"]) * (-1 if name in found["lower_is_better"] else 1) > 0
         assert d["clients_better"] == better.sum()
     assert first["accuracy"] == first["scores"]["accuracy"] and other["alone"] == {}
@@ -143,7 +178,9 @@ def test_scores_are_paired(found: dict[str, Any]) -> None:
 
 def test_columns_and_rows_are_not_compared(proto: RunResult, tmp_path: Path) -> None:
     mixed = check({"run": {"rounds": 1}, "compare": {"methods": ["split", "fedal"]}})
-    with pytest.raises(ConfigError, match="split cannot be compared with fedal: its parties hold different columns"):
+    with pytest.raises(
+        ConfigError, match="split cannot be compared with fedal: its parties hold different columns"
+    ):
         execute_all(mixed, tmp_path / "x")
     assert not (tmp_path / "x").exists()  # before any work
     rows: Any = fedloom.run("local", rounds=0, data={"clients": PARTIES, "public_rows": 60})
@@ -195,7 +232,9 @@ def test_a_difference_that_rounds_to_zero_has_no_minus(found: dict[str, Any]) ->
 def test_failures_have_a_column_where_there_are_some(found: dict[str, Any]) -> None:
     failed = [{**m, "failures": 17} for m in found["methods"]]
     assert "Failures" not in shown(found)
-    assert "Failures" in shown({**found, "methods": failed}) and " 17 " in shown({**found, "methods": failed})
+    assert "Failures" in shown({**found, "methods": failed}) and " 17 " in shown(
+        {**found, "methods": failed}
+    )
 
 
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
@@ -205,7 +244,18 @@ def test_the_command_line_from_end_to_end(
     flags = [f"data.name={data}", "params.steps=2", "columns.aligned=40", "evaluate.points=1"]
     settings = [word for flag in flags for word in ("-s", flag)]
     monkeypatch.setattr(
-        sys, "argv", ["fedloom", "run", "proto-evfl", "--rounds", "1", *settings, "--out", str(tmp_path / "run")]
+        sys,
+        "argv",
+        [
+            "fedloom",
+            "run",
+            "proto-evfl",
+            "--rounds",
+            "1",
+            *settings,
+            "--out",
+            str(tmp_path / "run"),
+        ],
     )
     with pytest.raises(SystemExit) as stop:
         main()
@@ -237,7 +287,13 @@ def test_rare_classes_are_judged_apart() -> None:
 
 
 def test_training_that_has_diverged_is_reported() -> None:
-    wild = ["rounds=2", "params.optimizer=sgd", "params.lr=1e6", "params.centered=false", "data.test_rows=60"]
+    wild = [
+        "rounds=2",
+        "params.optimizer=sgd",
+        "params.lr=1e6",
+        "params.centered=false",
+        "data.test_rows=60",
+    ]
     with pytest.raises(MethodError, match="diverged: lower params"):
         execute(read("split", wild).run)
 

@@ -28,8 +28,9 @@ from fedloom.remote.node.config import read as read_node
 def test_all_problems_come_at_once(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text(
-        'method = "fedal"\nrounds = -2\nsede = 3\n[data]\nnme = "digits"\nclients = 0\npartition = "dirichlet"\n'
-        '[data.options]\nalfa = 1.0\n[params]\ntua = 4\nlr = "fast"\n[models]\npool = ["mpl"]\n[engines]\nx = 1\n'
+        'method = "fedal"\nrounds = -2\nsede = 3\n[data]\nnme = "digits"\nclients = 0\npartition '
+        '= "dirichlet"\n[data.options]\nalfa = 1.0\n[params]\ntua = 4\nlr = '
+        '"fast"\n[models]\npool = ["mpl"]\n[engines]\nx = 1\n'
     )
     with pytest.raises(ConfigError) as error:
         read(str(file))
@@ -55,8 +56,12 @@ def test_a_section_that_does_not_exist_says_where_its_settings_stand(tmp_path: P
     file.write_text('[run]\nmethod = "fedavg"\nrounds = 2\n[data.split]\nclients = 3\n')
     with pytest.raises(ConfigError) as error:
         read(str(file))
-    assert "run: there is no such section. Write its settings one level up: method, rounds." in str(error.value)
-    assert "data.split: there is no such section. Write its settings one level up: clients." in str(error.value)
+    assert "run: there is no such section. Write its settings one level up: method, rounds." in str(
+        error.value
+    )
+    assert "data.split: there is no such section. Write its settings one level up: clients." in str(
+        error.value
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,8 +84,12 @@ def test_broken_toml_names_the_line(tmp_path: Path) -> None:
         read(str(file))
 
 
-@pytest.mark.parametrize(("text", "why"), [("x = " + "[" * 9_000, "nested too deeply"), ("x = " + "9" * 5_000, "4300")])
-def test_toml_that_takes_a_parser_down_is_refused_everywhere(text: str, why: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "why"), [("x = " + "[" * 9_000, "nested too deeply"), ("x = " + "9" * 5_000, "4300")]
+)
+def test_toml_that_takes_a_parser_down_is_refused_everywhere(
+    text: str, why: str, tmp_path: Path
+) -> None:
     for name in ("x.toml", "node.toml", "config.toml"):
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=f"is not valid TOML: .*{why}"):
@@ -96,10 +105,21 @@ def test_toml_that_takes_a_parser_down_is_refused_everywhere(text: str, why: str
 def test_overrides_reach_every_level_and_keep_types() -> None:
     run = read(
         "fedal",
-        ["data.options.alpha=0.5", "params.tau=3", "data.name=wine", "models.pool=['mlp']", "seed=7"],
+        [
+            "data.options.alpha=0.5",
+            "params.tau=3",
+            "data.name=wine",
+            "models.pool=['mlp']",
+            "seed=7",
+        ],
     ).run
     assert run.data.options == {"alpha": 0.5}
-    assert (run.params, run.data.name, run.models.pool, run.seed) == ({"tau": 3}, "wine", ("mlp",), 7)
+    assert (run.params, run.data.name, run.models.pool, run.seed) == (
+        {"tau": 3},
+        "wine",
+        ("mlp",),
+        7,
+    )
     for bad in ("params", "=3", "a..b=1"):
         with pytest.raises(ConfigError, match=r"dotted\.key=value"):
             read("fedal", [bad])
@@ -108,16 +128,22 @@ def test_overrides_reach_every_level_and_keep_types() -> None:
 
 
 def test_length_in_iterations_is_fair_between_methods() -> None:
-    rounds = {name: read(name, ["iterations=601"]).run.resolve()[2] for name in ("fedal", "fedmd", "local")}
+    rounds = {
+        name: read(name, ["iterations=601"]).run.resolve()[2]
+        for name in ("fedal", "fedmd", "local")
+    }
     assert rounds == {"fedal": 121, "fedmd": 601, "local": 121}
     assert read("fedal", ["rounds=4"]).run.resolve()[2] == 4
     with pytest.raises(ConfigError, match="rounds or iterations, not both"):
         check({"run": {"rounds": 1, "iterations": 2}})
-    assert read("quickstart", flags={"rounds": 3}).run.rounds == 3  # the flag wins over the file's iterations
+    # the flag wins over the file's iterations
+    assert read("quickstart", flags={"rounds": 3}).run.rounds == 3
 
 
 def test_resolved_config_reads_back_the_same(tmp_path: Path) -> None:
-    run = read("fedal", ["data.options.alpha=0.5", "params.disc_hidden=[8]", "faults.nan=0.1", "rounds=3"]).run
+    run = read(
+        "fedal", ["data.options.alpha=0.5", "params.disc_hidden=[8]", "faults.nan=0.1", "rounds=3"]
+    ).run
     file = tmp_path / "config.toml"
     file.write_text(config.toml(run))
     assert read(str(file)).run == run
@@ -125,14 +151,19 @@ def test_resolved_config_reads_back_the_same(tmp_path: Path) -> None:
 
 def test_tables_in_a_list_read_back_the_same(tmp_path: Path) -> None:
     away = [{"client": 3, "start": 2}, {"client": 1, "end": 4}]
-    run = check({"run": {"churn": {"away": away}, "topology": {"kind": "regular", "degree": 4}}}).run
+    run = check(
+        {"run": {"churn": {"away": away}, "topology": {"kind": "regular", "degree": 4}}}
+    ).run
     assert [(a.client, a.start, a.end) for a in run.churn.away] == [(3, 2, None), (1, 0, 4)]
     file = tmp_path / "config.toml"
     file.write_text(config.toml(run))
     assert read(str(file)).run == run
     file.write_text("[[churn.away]]\nclient = 3\nstart = 2\n[[churn.away]]\nclient = 1\nend = 4\n")
     assert read(str(file)).run.churn == run.churn
-    assert read("fedal", ["churn.away=[{client=3, start=2}, {client=1, end=4}]"]).run.churn == run.churn
+    assert (
+        read("fedal", ["churn.away=[{client=3, start=2}, {client=1, end=4}]"]).run.churn
+        == run.churn
+    )
 
 
 def test_infinite_settings_and_keys_with_spaces_read_back_the_same(tmp_path: Path) -> None:
@@ -150,7 +181,10 @@ def test_infinite_settings_and_keys_with_spaces_read_back_the_same(tmp_path: Pat
 
 
 def test_an_infinite_setting_and_none_are_two_runs() -> None:
-    digests = {digest(check({"run": {"params": {"gradient_cap": cap}}}).run) for cap in (None, math.inf, 1.0)}
+    digests = {
+        digest(check({"run": {"params": {"gradient_cap": cap}}}).run)
+        for cap in (None, math.inf, 1.0)
+    }
     assert len(digests) == 3
 
 
@@ -171,7 +205,10 @@ def test_a_comparison_is_its_runs() -> None:
         {
             "run": {"iterations": 10, "params": {"lr": 0.01}},
             "compare": {
-                "methods": ["fedal", {"method": "fedal", "name": "slow", "params": {"lr": 0.001, "adv": 0}}],
+                "methods": [
+                    "fedal",
+                    {"method": "fedal", "name": "slow", "params": {"lr": 0.001, "adv": 0}},
+                ],
                 "seeds": [0, 3],
             },
         }
@@ -211,7 +248,9 @@ def test_a_server_has_what_its_method_needs(
     assert check({"run": tomllib.loads(config.toml(run))}).run == run
 
 
-@pytest.mark.parametrize("names", [["augfl", "fedavg"], ["fedavg", "augfl"], ["fedavg", "server-ce-only", "fedlp"]])
+@pytest.mark.parametrize(
+    "names", [["augfl", "fedavg"], ["fedavg", "augfl"], ["fedavg", "server-ce-only", "fedlp"]]
+)
 def test_a_comparison_has_one_split_whatever_its_methods_need(names: list[str]) -> None:
     runs = check({"compare": {"methods": names}}).runs()
     assert {(run.data.server_rows, run.pretrained.model) for run in runs} == {("auto", "auto")}
@@ -223,7 +262,10 @@ def test_a_comparison_has_one_split_whatever_its_methods_need(names: list[str]) 
 def test_the_servers_rows_are_a_number(server: Any) -> None:
     with pytest.raises(ConfigError) as error:
         check({"run": {"data": {"server_rows": server}}})
-    assert str(error.value) == f'data.server_rows: must be a number of rows of at least 0, or "auto", not {server!r}'
+    assert (
+        str(error.value)
+        == f'data.server_rows: must be a number of rows of at least 0, or "auto", not {server!r}'
+    )
 
 
 @pytest.mark.parametrize("data", [{"server_rows": -3}, {"server_rows": 100, "unseen": 0.01}])
@@ -246,7 +288,9 @@ def test_faults_are_checked_with_all_the_rest() -> None:
         read("fedal", ["faults.nan=0.7", "faults.late=0.7", "params.tua=1"])
     assert "faults: the probabilities must sum to at most 1, not 1.4" in str(error.value)
     assert "params.tua" in str(error.value)
-    with pytest.raises(ConfigError, match=r"faults\.nam: there is no such setting. Did you mean 'nan'"):
+    with pytest.raises(
+        ConfigError, match=r"faults\.nam: there is no such setting. Did you mean 'nan'"
+    ):
         read("fedal", ["faults.nam=0.7"])
 
 
@@ -259,9 +303,20 @@ ALONE: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
 
 @pytest.mark.parametrize(("data", "params"), ALONE, ids=str)
 def test_who_learns_from_others_is_not_alone(data: dict[str, Any], params: dict[str, Any]) -> None:
-    several = ("fedal", "fedmd", "fedmd-lf", "fd", "fedproto-public", "fccl", "fccl-plus", "feddf-al")
+    several = (
+        "fedal",
+        "fedmd",
+        "fedmd-lf",
+        "fd",
+        "fedproto-public",
+        "fccl",
+        "fccl-plus",
+        "feddf-al",
+    )
     for name in several:
-        with pytest.raises(ConfigError, match=f"{name} needs at least 2 clients in a round, not 1: increase"):
+        with pytest.raises(
+            ConfigError, match=f"{name} needs at least 2 clients in a round, not 1: increase"
+        ):
             RunConfig(method=name, data=data, params=params).resolve()
         RunConfig(method=name, data={"clients": 2}, params={}).resolve()
     for name in ("local", "cfd", "feddf", "fedavg-adam"):

@@ -23,12 +23,28 @@ from fedloom.methods import registry
 
 TINY: dict[str, Any] = {
     "rounds": 5,
-    "data": {"clients": 3, "public_rows": 60, "test_fraction": 0.7, "test_rows": 30, "own_test_rows": 10},
+    "data": {
+        "clients": 3,
+        "public_rows": 60,
+        "test_fraction": 0.7,
+        "test_rows": 30,
+        "own_test_rows": 10,
+    },
     "models": {"pool": ["mlp"]},
     "evaluate": {"points": 1},
 }
 SMALL = {"batch_size": 32, "epochs": 2, "steps": 3, "pretrain": 1, "server_steps": 5}
-REPRESENTATIVE = ("local", "fedal", "fccl", "feddf", "afind-plus", "ditto-afind", "augfl", "fedpcl", "proto-evfl")
+REPRESENTATIVE = (
+    "local",
+    "fedal",
+    "fccl",
+    "feddf",
+    "afind-plus",
+    "ditto-afind",
+    "augfl",
+    "fedpcl",
+    "proto-evfl",
+)
 
 
 def tiny(name: str, **changes: Any) -> RunConfig:
@@ -47,7 +63,9 @@ def tiny(name: str, **changes: Any) -> RunConfig:
 @pytest.mark.parametrize("name", REPRESENTATIVE)
 def test_what_is_reported_is_what_is_counted(name: str) -> None:
     run = tiny(name)
-    with_counter = run.model_copy(update={"models": run.models.model_copy(update={"pool": (costs.STAND_IN,)})})
+    with_counter = run.model_copy(
+        update={"models": run.models.model_copy(update={"pool": (costs.STAND_IN,)})}
+    )
     if run.pretrained.given:  # it is kept, and so counts once for all runs
         execute(with_counter)
     before = costs._CountRows.total
@@ -57,12 +75,17 @@ def test_what_is_reported_is_what_is_counted(name: str) -> None:
 
 
 def test_fedal_costs_8_passes_where_local_costs_3() -> None:
-    untested = {"evaluate": {"points": 1}, "data": {**TINY["data"], "test_rows": 1, "own_test_rows": 0}}
+    untested = {
+        "evaluate": {"points": 1},
+        "data": {**TINY["data"], "test_rows": 1, "own_test_rows": 0},
+    }
     fedal, local = (cost(tiny(name, rounds=500, **untested)).passes for name in ("fedal", "local"))
     assert fedal / local == pytest.approx(8 / 3, rel=0.02)
 
 
-@pytest.mark.parametrize("change", [{"rounds": 10}, {"data": {**TINY["data"], "clients": 6, "options": {"rows": 40}}}])
+@pytest.mark.parametrize(
+    "change", [{"rounds": 10}, {"data": {**TINY["data"], "clients": 6, "options": {"rows": 40}}}]
+)
 def test_twice_the_work_is_twice_the_cost(change: dict[str, Any]) -> None:
     once = {**TINY, "data": {**TINY["data"], "options": {"rows": 40}}}
     small = cost(check({"run": {**once, "method": "fedavg"}}).run)
@@ -71,10 +94,13 @@ def test_twice_the_work_is_twice_the_cost(change: dict[str, Any]) -> None:
 
 
 def test_a_paper_s_run_is_measured_without_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of no data set that is not here a byte is asked for; and of a hundred clients sixteen are timed."""
+    """Of no data set that is not here a byte is asked for; and of a hundred clients sixteen are
+    timed.
+    """
     read = []
     monkeypatch.setattr(
-        "fedloom.experiment.plan.settings.rows.load", lambda name, **rest: read.append(name) or load(name, **rest)
+        "fedloom.experiment.plan.settings.rows.load",
+        lambda name, **rest: read.append(name) or load(name, **rest),
     )
     values = {
         "method": "fedavg",
@@ -100,7 +126,9 @@ def test_what_was_measured_is_kept_and_shared_by_runs_of_other_networks_lengths_
     ]
     assert unmeasured([run, *others]) == 0
     assert unmeasured([tiny("local", params={"tau": 4})]) == 1
-    (kept,) = (f for f in cache_folder("costs").iterdir() if f.name == costs._kept(miniature(run)).name)
+    (kept,) = (
+        f for f in cache_folder("costs").iterdir() if f.name == costs._kept(miniature(run)).name
+    )
     there = measured(miniature(run))
     kept.write_text("damaged")
     again = measured(miniature(run))
@@ -122,7 +150,11 @@ def test_the_sizes_of_data_sets_are_those_that_come() -> None:
 
 def test_noise_has_the_size_it_is_asked_for() -> None:
     images, table = load("noise:50x1x8x8:10"), load("noise:40x7:3")
-    assert images.x.shape == (50, 1, 8, 8) and len(images.classes) == 10 and {*images.y} <= {*range(10)}
+    assert (
+        images.x.shape == (50, 1, 8, 8)
+        and len(images.classes) == 10
+        and {*images.y} <= {*range(10)}
+    )
     assert table.x.shape == (40, 7) and len(table.classes) == 3
     assert (load("noise:40x7:3").x == table.x).all()
     assert len(load_raw("noise:40x7:3").columns) == 7
@@ -147,7 +179,8 @@ def test_operations_are_counted_without_being_done_and_yet_right(name: str) -> N
 def test_a_large_network_is_not_tried(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take seconds, and gigabytes: one that is alike says how fast it is."""
     speed.cache_clear()
-    monkeypatch.setattr(speeds, "_line", lambda *_: (1e-4, 1e-6))  # so small a network takes no time but noise
+    # so small a network takes no time but noise
+    monkeypatch.setattr(speeds, "_line", lambda *_: (1e-4, 1e-6))
     like = speed("mlp", (1, 8, 8), 10, None)
     monkeypatch.setattr(speeds, "REFERENCE", ("mlp", (1, 8, 8)))
     forward, trained, weights = flops(name, (3, 84, 84), 10, None)
@@ -175,7 +208,11 @@ def test_a_black_box_costs_nothing_that_is_counted() -> None:
     ("seconds", "workers", "sentence"),
     [
         (1, 1, "2 runs, 2.0e8 sample passes, about 2 seconds on 1 core with parties one by one"),
-        (840, 2, "2 runs, 2.0e8 sample passes, about 14 minutes on 2 cores with parties one by one"),
+        (
+            840,
+            2,
+            "2 runs, 2.0e8 sample passes, about 14 minutes on 2 cores with parties one by one",
+        ),
         (
             15.6e6,
             2,

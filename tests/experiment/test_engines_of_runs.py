@@ -49,9 +49,13 @@ class Fragile(Engine):
     durable = False
 
     def __init__(self, run_plan: RunPlan, losses: set[int]) -> None:
-        self._make = lambda: LocalEngine([make() for make in run_plan.clients], seed=0, faults=run_plan.run.faults)
+        self._make = lambda: LocalEngine(
+            [make() for make in run_plan.clients], seed=0, faults=run_plan.run.faults
+        )
         self._inner = self._make()
-        super().__init__(names((i, type(p)) for i, p in self._inner._parties.items()), faults=run_plan.run.faults)
+        super().__init__(
+            names((i, type(p)) for i, p in self._inner._parties.items()), faults=run_plan.run.faults
+        )
         self._losses, self._calls = losses, 0
 
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
@@ -97,7 +101,9 @@ def test_a_lost_machine_costs_a_round_and_changes_nothing(
     assert [r for r in done.metrics if "seconds" not in r[4]] == undisturbed.metrics
 
 
-def test_a_round_that_always_loses_its_machines_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_round_that_always_loses_its_machines_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(runs.execute.__kwdefaults__, "backend", fragile(set(range(20, 1000))))
     with pytest.raises(EngineError, match="lost its machines 5 times"):
         execute(small(), tmp_path / "run")
@@ -107,18 +113,30 @@ def test_a_round_that_always_loses_its_machines_ends_the_run(monkeypatch: pytest
 def execute_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the run can be ended after its machines failed it."""
     monkeypatch.undo()
-    return execute(small(), folder, resume=True).summary["state_sha256"] == execute(small()).summary["state_sha256"]
+    return (
+        execute(small(), folder, resume=True).summary["state_sha256"]
+        == execute(small()).summary["state_sha256"]
+    )
 
 
-@pytest.mark.parametrize("engine", [{"workers": 2}, {"memory_mb": 0}, {"name": "auto"}, {"name": "batched"}])
+@pytest.mark.parametrize(
+    "engine", [{"workers": 2}, {"memory_mb": 0}, {"name": "auto"}, {"name": "batched"}]
+)
 def test_a_run_records_where_it_was_and_gives_the_loop_s_numbers(
     engine: dict[str, Any], whole: dict[str, Any], tmp_path: Path
 ) -> None:
     seen: list[str] = []
-    done = execute(small(engine=engine), tmp_path / "run", progress=lambda status: seen.append(status.where)).summary
+    done = execute(
+        small(engine=engine), tmp_path / "run", progress=lambda status: seen.append(status.where)
+    ).summary
     where = done["engine"]
-    name = {"batched": "batched"}.get(engine.get("name", ""), "local")  # four clients are too few for auto
-    assert (where["engine"], where["workers"], where["device"]) == (name, engine.get("workers", 1), "cpu")
+    # four clients are too few for auto
+    name = {"batched": "batched"}.get(engine.get("name", ""), "local")
+    assert (where["engine"], where["workers"], where["device"]) == (
+        name,
+        engine.get("workers", 1),
+        "cpu",
+    )
     assert where["requested"] == engine.get("name", "local")
     assert ("picked by auto" in where["remarks"]) == (where["requested"] == "auto")
     line = f"{name}, {where['workers']} worker{'s' * (where['workers'] > 1)}, cpu"
@@ -130,7 +148,11 @@ def test_a_run_records_where_it_was_and_gives_the_loop_s_numbers(
     assert done["accuracy"]["mean"] == pytest.approx(whole["accuracy"]["mean"], abs=0.01)
 
 
-NINE: dict[str, Any] = {"engine": {"name": "auto"}, "data": {**SMALL["data"], "clients": 9}, "rounds": 2}
+NINE: dict[str, Any] = {
+    "engine": {"name": "auto"},
+    "data": {**SMALL["data"], "clients": 9},
+    "rounds": 2,
+}
 
 
 @pytest.fixture
@@ -142,11 +164,14 @@ def measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
     return found
 
 
-def test_auto_batches_what_was_faster_on_this_machine_and_measures_once(measures: list[float]) -> None:
+def test_auto_batches_what_was_faster_on_this_machine_and_measures_once(
+    measures: list[float],
+) -> None:
     measures[:] = [1.5]
     remarks = execute(small(**NINE)).summary["engine"]["remarks"]
     assert "9 of 9 parties together, in groups: 1" in remarks and not measures
-    assert execute(small(**NINE, seed=1)).summary["engine"]["engine"] == "batched"  # nothing is left to measure
+    # nothing is left to measure
+    assert execute(small(**NINE, seed=1)).summary["engine"]["engine"] == "batched"
 
 
 def test_auto_leaves_in_turn_what_was_slower_on_this_machine(measures: list[float]) -> None:
@@ -157,7 +182,9 @@ def test_auto_leaves_in_turn_what_was_slower_on_this_machine(measures: list[floa
     assert done["state_sha256"] == execute(small(**{**NINE, "engine": {}})).summary["state_sha256"]
 
 
-def test_a_resumed_run_keeps_what_it_measured_also_on_another_machine(measures: list[float], tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_what_it_measured_also_on_another_machine(
+    measures: list[float], tmp_path: Path
+) -> None:
     measures[:] = [0.5, 2.0]
     whole = execute(small(**NINE)).summary["state_sha256"]
     with pytest.raises(Stopped):
@@ -183,11 +210,19 @@ def test_another_engine_continues_where_one_stopped(whole: dict[str, Any], tmp_p
     assert done["state_sha256"] == whole["state_sha256"]
 
 
-@pytest.mark.parametrize("name", [name for name, method in registry().items() if method.without_network])
+@pytest.mark.parametrize(
+    "name", [name for name, method in registry().items() if method.without_network]
+)
 def test_parties_without_a_network_stay_on_the_cpu(name: str) -> None:
-    """Their sums are NumPy's. With a network the rows would go to this device, which this test need not have."""
+    """Their sums are NumPy's. With a network the rows would go to this device, which this test need
+    not have.
+    """
     values: dict[str, Any] = {"method": name, "rounds": 2, "data": {"clients": 4}}
-    values |= {"columns": {"aligned": 24, "unaligned": 20}} if registry()[name].setting == "vertical" else {}
+    values |= (
+        {"columns": {"aligned": 24, "unaligned": 20}}
+        if registry()[name].setting == "vertical"
+        else {}
+    )
     if name == "fedcox":
         values |= {"data": {"name": "breast_cancer", "clients": 4}, "params": {"time": "mean area"}}
     run = RunConfig(**values, engine={"device": "cuda"})
@@ -208,6 +243,8 @@ def test_parties_without_a_network_stay_on_the_cpu(name: str) -> None:
         ({"device": "meta", "memory_mb": 1}, "leave it out on the device 'meta'"),
     ],
 )
-def test_settings_that_contradict_each_other_are_reported(engine: dict[str, Any], text: str) -> None:
+def test_settings_that_contradict_each_other_are_reported(
+    engine: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ConfigError, match=text):
         small(engine=engine)

@@ -63,7 +63,7 @@ def round(fed, server, clients, cfg, t):
     yield "mix"
 
 METHODS = (Method("ring", "A ring", "nobody", "peer", Config, round, Client),)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -92,7 +92,9 @@ def test_each_evaluation_mode_is_evaluated_and_leaves_nothing(page: str, tmp_pat
     whole = execute(run(page), tmp_path / "a").summary
     (eval_mode,) = whole["eval_modes"]
     assert eval_mode == "tuned" and len(whole["eval_modes"]["tuned"]["per_client"]) == 3
-    assert whole["eval_modes"]["tuned"]["mean"] == pytest.approx(np.mean(whole["eval_modes"]["tuned"]["per_client"]))
+    assert whole["eval_modes"]["tuned"]["mean"] == pytest.approx(
+        np.mean(whole["eval_modes"]["tuned"]["per_client"])
+    )
     assert whole["eval_modes"]["tuned"]["mean"] > whole["own_chance"] > whole["chance"]
     start_, end = whole["own_accuracy"], whole["eval_modes"]["tuned"]
     assert start_["per_client"] != end["per_client"]
@@ -101,7 +103,10 @@ def test_each_evaluation_mode_is_evaluated_and_leaves_nothing(page: str, tmp_pat
     assert looked == {r[0] for r in rows if r[4] == "own accuracy tuned mean"} == {"0", "2", "4"}
     untuned = execute(run(page, params={"tune": False})).summary
     assert untuned["eval_modes"] == {} and untuned["state_sha256"] == whole["state_sha256"]
-    assert untuned["own_accuracy"] == whole["own_accuracy"] and untuned["accuracy"] == whole["accuracy"]
+    assert (
+        untuned["own_accuracy"] == whole["own_accuracy"]
+        and untuned["accuracy"] == whole["accuracy"]
+    )
 
 
 def test_without_own_rows_an_evaluation_mode_is_measured_on_the_global_test(page: str) -> None:
@@ -115,7 +120,11 @@ def test_mixing_is_written_at_the_rounds_that_are_evaluated(page: str, tmp_path:
     execute(run(page), tmp_path / "a")
     header, *rows = table(tmp_path / "a" / "mixing.csv")
     assert header == ["round", "party", "weights"]
-    assert rows[:3] == [["2", "client-0", "0:0.75 2:0.25"], ["2", "client-1", "0:0.25 1:0.75"], rows[2]]
+    assert rows[:3] == [
+        ["2", "client-0", "0:0.75 2:0.25"],
+        ["2", "client-1", "0:0.25 1:0.75"],
+        rows[2],
+    ]
     assert [row[0] for row in rows] == ["2"] * 3 + ["4"] * 3
     metrics = {row[4] for row in table(tmp_path / "a" / "metrics.csv")}
     assert "taken" in metrics and not metrics & {"mixing", "other vector"}
@@ -126,11 +135,17 @@ def test_mixing_is_written_at_the_rounds_that_are_evaluated(page: str, tmp_path:
 
 
 @pytest.mark.parametrize("engine", ["isolated", "batched"])
-def test_engines_agree_on_notes_and_evaluation_modes(page: str, tmp_path: Path, engine: str) -> None:
+def test_engines_agree_on_notes_and_evaluation_modes(
+    page: str, tmp_path: Path, engine: str
+) -> None:
     loop = execute(run(page), tmp_path / "a").summary
     other = execute(run(page, engine={"name": engine}), tmp_path / "b").summary
-    assert (tmp_path / "a" / "mixing.csv").read_text() == (tmp_path / "b" / "mixing.csv").read_text()
-    assert other["eval_modes"]["tuned"]["mean"] == pytest.approx(loop["eval_modes"]["tuned"]["mean"], abs=0.05)
+    assert (tmp_path / "a" / "mixing.csv").read_text() == (
+        tmp_path / "b" / "mixing.csv"
+    ).read_text()
+    assert other["eval_modes"]["tuned"]["mean"] == pytest.approx(
+        loop["eval_modes"]["tuned"]["mean"], abs=0.05
+    )
 
 
 def test_a_stopped_run_resumes_with_its_mixing(page: str, tmp_path: Path) -> None:
@@ -149,7 +164,9 @@ def test_a_stopped_run_resumes_with_its_mixing(page: str, tmp_path: Path) -> Non
         assert (tmp_path / "a" / name).read_text() == (tmp_path / "b" / name).read_text()
 
 
-def test_a_round_that_is_lost_leaves_no_second_mixing(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_is_lost_leaves_no_second_mixing(
+    page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = build(run(page))
     with start(plan) as engine:
         monkeypatch.setattr(engine, "durable", False)
@@ -174,9 +191,17 @@ def test_a_comparison_leads_with_an_evaluation_mode_that_all_have(page: str) -> 
     ring, local = execute(run(page)), execute(run("local", params={}))
     other = RunResult({**ring.summary, "name": "other"}, [], None)
     same = summarize("", [ring, other])
-    assert same["metric"] == "own accuracy tuned" and set(same["further"]) == {"accuracy", "own accuracy"}
-    assert same["methods"][0]["eval_modes"]["tuned"]["mean"] == ring.summary["eval_modes"]["tuned"]["mean"]
+    assert same["metric"] == "own accuracy tuned" and set(same["further"]) == {
+        "accuracy",
+        "own accuracy",
+    }
+    assert (
+        same["methods"][0]["eval_modes"]["tuned"]["mean"]
+        == ring.summary["eval_modes"]["tuned"]["mean"]
+    )
     mixed = summarize("", [ring, local])
     assert mixed["metric"] == "accuracy" and set(mixed["further"]) == {"own accuracy"}
     (own,) = mixed["further"]["own accuracy"]
-    assert own["mean"] == pytest.approx(ring.summary["own_accuracy"]["mean"] - local.summary["own_accuracy"]["mean"])
+    assert own["mean"] == pytest.approx(
+        ring.summary["own_accuracy"]["mean"] - local.summary["own_accuracy"]["mean"]
+    )

@@ -1,4 +1,6 @@
-"""A comparison says what is not equal, tunes all methods alike if asked, and becomes a table of a paper."""
+"""A comparison says what is not equal, tunes all methods alike if asked, and becomes a table of a
+paper.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ from tests.command import fedloom as command
 
 __all__ = ["command"]
 
-SMALL: dict[str, Any] = {"clients": 3, "public_rows": 40, "test_rows": 60, "models": "mlp", "evaluate": {"points": 1}}
+SMALL: dict[str, Any] = {
+    "clients": 3,
+    "public_rows": 40,
+    "test_rows": 60,
+    "models": "mlp",
+    "evaluate": {"points": 1},
+}
 STEPS = """
 from fedloom.methods.averaging import fedavg
 from dataclasses import replace
@@ -43,11 +51,15 @@ def by_rounds() -> Comparison:
     return Comparison(**fedloom.compare(["fedal", "fedmd", "local"], seeds=2, rounds=2, **SMALL))
 
 
-def test_equal_rounds_of_unequal_steps_stand_in_the_headline_with_the_numbers(by_rounds: Comparison) -> None:
+def test_equal_rounds_of_unequal_steps_stand_in_the_headline_with_the_numbers(
+    by_rounds: Comparison,
+) -> None:
     assert by_rounds.unequal == ["local steps of a client: fedal 10, fedmd 2, local 10"]
     found = verdict(by_rounds)
     assert found is not None and not found.decided
-    assert found.text.startswith("Not an equal comparison (local steps of a client: fedal 10, fedmd 2, local 10): ")
+    assert found.text.startswith(
+        "Not an equal comparison (local steps of a client: fedal 10, fedmd 2, local 10): "
+    )
     assert '{ method = "fedmd", rounds = 10 }' in by_rounds.remarks[0]
     card = comparison_card(by_rounds, found.text)
     assert "give methods=[{ &quot;method&quot;: &quot;fedal&quot;" in card
@@ -67,8 +79,11 @@ def test_epochs_count_as_the_steps_that_they_take(tmp_path: Path) -> None:
     rows = 1797 - 449 - 40  # of the digits, without test and public rows
     steps = 20 * -(-(rows // 3) // 128)
     assert found["unequal"] == [f"local steps of a client: fedal 20, mine {steps}"]
-    assert any(text.startswith("batch sizes differ: fedal 32, mine 128") for text in found["remarks"])
-    assert '{ method = "mine.py", rounds = ' in found["remarks"][0]  # its method's name would not be found
+    assert any(
+        text.startswith("batch sizes differ: fedal 32, mine 128") for text in found["remarks"]
+    )
+    # its method's name would not be found
+    assert '{ method = "mine.py", rounds = ' in found["remarks"][0]
 
 
 def test_other_networks_and_lone_settings_are_named() -> None:
@@ -84,7 +99,8 @@ def test_other_networks_and_lone_settings_are_named() -> None:
 def test_tuning_chooses_each_rate_on_validation_rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedloom.experiment.run import tuning
 
-    monkeypatch.setattr(tuning, "FACTORS", (1e-6, 10.0))  # a rate that learns nothing, and one that learns
+    # a rate that learns nothing, and one that learns
+    monkeypatch.setattr(tuning, "FACTORS", (1e-6, 10.0))
     found = fedloom.compare(["fedmd", "local"], iterations=20, tune=True, **SMALL)
     assert "fedmd 0.01, local 0.01" in found["remarks"][0] and found["unequal"] == []
     assert "rate that was tried is the best of fedmd, local" in found["remarks"][1]
@@ -95,7 +111,9 @@ def test_tuning_chooses_each_rate_on_validation_rows_alike(monkeypatch: pytest.M
         fedloom.compare(["fedmd", "local"], rounds=1, tune=True, seeds=[9999], **SMALL)
 
 
-def test_a_stopped_comparison_does_not_tune_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_comparison_does_not_tune_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedloom.experiment.run import tuning
     from fedloom.experiment.run.execute import Status, Stopped
 
@@ -113,7 +131,10 @@ def test_a_stopped_comparison_does_not_tune_again(tmp_path: Path, monkeypatch: p
     assert seen[:2] == [("fedmd-lr0.001", 1), ("fedmd-lr0.001", 2)] and len(seen) == 7
     seen.clear()
     found = fedloom.compare(
-        ["fedmd", "local"], progress=lambda s: seen.append((s.run.label, s.round)), resume=True, **given
+        ["fedmd", "local"],
+        progress=lambda s: seen.append((s.run.label, s.round)),
+        resume=True,
+        **given,
     )
     assert not any(label.startswith("fedmd-lr") for label, _ in seen) and ("fedmd", 2) in seen
     whole = fedloom.compare(["fedmd", "local"], **{**given, "out": None})
@@ -121,13 +142,21 @@ def test_a_stopped_comparison_does_not_tune_again(tmp_path: Path, monkeypatch: p
 
 
 def test_a_plan_counts_the_runs_that_tune(command: Callable[..., Done]) -> None:
-    said = command("compare", "fedmd", "local", "--seeds", "3", "--iterations", "5", "--tune", "--plan").stdout
+    said = command(
+        "compare", "fedmd", "local", "--seeds", "3", "--iterations", "5", "--tune", "--plan"
+    ).stdout
     assert said.startswith("16 runs, ") and "on 1 core" in said
 
 
 def test_an_interval_near_0_shows_on_which_side_it_is() -> None:
-    assert fmt.between(0.0003, 0.015) == "+0.03 to +1.5" and fmt.between(-0.0004, 0.0) == "−0.04 to 0.0"
-    assert fmt.between(-0.003, 0.0201) == "−0.3 to +2.0" and fmt.between(0.0, 1.2, share=False) == "0.000 to +1.200"
+    assert (
+        fmt.between(0.0003, 0.015) == "+0.03 to +1.5"
+        and fmt.between(-0.0004, 0.0) == "−0.04 to 0.0"
+    )
+    assert (
+        fmt.between(-0.003, 0.0201) == "−0.3 to +2.0"
+        and fmt.between(0.0, 1.2, share=False) == "0.000 to +1.200"
+    )
 
 
 def test_a_number_of_seeds_is_that_many() -> None:
@@ -152,7 +181,10 @@ def test_signs_and_letters_become_what_latex_prints() -> None:
     assert latex_escaped("50 % of a_b & #1") == r"50 \% of a\_b \& \#1"
     assert latex_escaped("β₂ − Δx² ≥ 3 µg") == r"$\beta$$_{2}$ $-$ $\Delta$x$^{2}$ $\geq$ 3 $\mu$g"
     assert latex_escaped("λΛ größe <ο>") == r"$\lambda$$\Lambda$ größe $<$ο$>$"
-    lines = latex_table(["Owner", "Decision", "Gain"], [["北京", "join", -0.5], ["b", "same", 1e-6], ["c", "–", None]])
+    lines = latex_table(
+        ["Owner", "Decision", "Gain"],
+        [["北京", "join", -0.5], ["b", "same", 1e-6], ["c", "–", None]],
+    )
     said, begin, *rows = lines.splitlines()
     assert said.endswith("a font that has 北京") and begin == r"\begin{tabular}{llr}"
     assert rows[3:6] == [
@@ -169,10 +201,17 @@ def test_every_method_has_entries_with_keys_of_its_papers() -> None:
     for name, method in registry().items():
         for one in paper.cited(method.paper):
             entry, key = paper.entry(one), paper.cite_key(one)
-            assert entry.startswith((f"@misc{{{key},", f"@inproceedings{{{key},", f"@article{{{key},")), name
-            assert re.search(r"author = \{\w.*title = \{\{[^;]+\}\}.*year = \{\d{4}\}", entry, re.S), entry
+            assert entry.startswith(
+                (f"@misc{{{key},", f"@inproceedings{{{key},", f"@article{{{key},")
+            ), name
+            assert re.search(
+                r"author = \{\w.*title = \{\{[^;]+\}\}.*year = \{\d{4}\}", entry, re.S
+            ), entry
             assert titles.setdefault(key, entry) == entry  # one key for each paper
-    assert len(paper.cited(registry()["fedforest"].paper)) == 2 and paper.cited(registry()["local"].paper) == []
+    assert (
+        len(paper.cited(registry()["fedforest"].paper)) == 2
+        and paper.cited(registry()["local"].paper) == []
+    )
 
 
 def compile_latex(folder: Path, more: str) -> None:
@@ -180,8 +219,14 @@ def compile_latex(folder: Path, more: str) -> None:
     (folder / "more.tex").write_text(more)
     (folder / "all.tex").write_text(DOCUMENT)
     for program in ("pdflatex", "bibtex", "pdflatex", "pdflatex"):
-        words = ["all"] if program == "bibtex" else ["-interaction=nonstopmode", "-halt-on-error", "all.tex"]
-        done = subprocess.run([program, *words], cwd=folder, capture_output=True, text=True, errors="replace")
+        words = (
+            ["all"]
+            if program == "bibtex"
+            else ["-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+        )
+        done = subprocess.run(
+            [program, *words], cwd=folder, capture_output=True, text=True, errors="replace"
+        )
         assert done.returncode == 0, done.stdout
     assert not re.findall(r"(?:Warning|Overfull|undefined).*", done.stdout)
     for file in folder.glob("*.*"):
@@ -192,15 +237,42 @@ def compile_latex(folder: Path, more: str) -> None:
 def test_the_command_counts_iterations_and_writes_the_files_of_a_paper(
     tmp_path: Path, command: Callable[..., Done]
 ) -> None:
-    small = ("-s", "data.clients=3", "-s", "models.pool=mlp", "-s", "data.public_rows=40", "-s", "evaluate.points=1")
-    done = command("compare", "fedmd", "local", "--iterations", "5", "--seeds", "2", "--latex", "--out", "c", *small)
+    small = (
+        "-s",
+        "data.clients=3",
+        "-s",
+        "models.pool=mlp",
+        "-s",
+        "data.public_rows=40",
+        "-s",
+        "evaluate.points=1",
+    )
+    done = command(
+        "compare",
+        "fedmd",
+        "local",
+        "--iterations",
+        "5",
+        "--seeds",
+        "2",
+        "--latex",
+        "--out",
+        "c",
+        *small,
+    )
     assert "Not an equal" not in done.stdout and "table.tex" in done.stdout
     pdf = (tmp_path / "c" / "paper" / "accuracy.pdf").read_bytes()
     assert pdf.startswith(b"%PDF") and b"CreationDate" not in pdf
-    assert {p.name for p in (tmp_path / "c" / "paper").iterdir()} == {"table.tex", "references.bib", "accuracy.pdf"}
+    assert {p.name for p in (tmp_path / "c" / "paper").iterdir()} == {
+        "table.tex",
+        "references.bib",
+        "accuracy.pdf",
+    }
     if shutil.which("pdflatex"):
         columns = ["β₂ > 3 µg/l", "50 %", "s_d", "p", "from", "to", "größe"]
-        compile_latex(tmp_path / "c" / "paper", latex_table(columns, [["a & b", -0.5, 1e-6, None, 1, 2, "é"]]))
+        compile_latex(
+            tmp_path / "c" / "paper", latex_table(columns, [["a & b", -0.5, 1e-6, None, 1, 2, "é"]])
+        )
     wrong = command("compare", "fedmd", "local", "--iterations", "5", "--rounds", "2", code=2)
     assert "--rounds or --iterations, not both" in wrong.stderr
     assert "no comparison.json" in command("report", "nowhere", "--latex", code=2).stderr

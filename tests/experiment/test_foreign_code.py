@@ -11,8 +11,14 @@ from fedloom.core.errors import ConfigError
 from fedloom.experiment.config.foreign_code import named_code
 from fedloom.experiment.plan.reading import check, read
 
-PAGE = "from fedloom.methods.averaging.fedavg import METHODS\nimport pathlib\npathlib.Path('it-ran').touch()\n"
-CONFIG = 'method = "mine.py"\n[data]\npartition = "os:system"\n[models]\npool = ["torchvision:resnet18"]\n'
+PAGE = (
+    "from fedloom.methods.averaging.fedavg import METHODS\nimport "
+    "pathlib\npathlib.Path('it-ran').touch()\n"
+)
+CONFIG = (
+    'method = "mine.py"\n[data]\npartition = "os:system"\n[models]\npool = '
+    '["torchvision:resnet18"]\n'
+)
 
 
 @pytest.fixture
@@ -24,10 +30,14 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     return here, elsewhere
 
 
-def test_a_file_from_elsewhere_that_names_code_is_refused_before_it_runs(folders: tuple[Path, Path]) -> None:
+def test_a_file_from_elsewhere_that_names_code_is_refused_before_it_runs(
+    folders: tuple[Path, Path],
+) -> None:
     here, elsewhere = folders
     (elsewhere / "x.toml").write_text(CONFIG)
-    with pytest.raises(ConfigError, match=r"mine.py, os:system\. .* --trust mine.py --trust os:system"):
+    with pytest.raises(
+        ConfigError, match=r"mine.py, os:system\. .* --trust mine.py --trust os:system"
+    ):
         read(str(elsewhere / "x.toml"))
     with pytest.raises(ConfigError, match="os:system"):
         fedloom.run(elsewhere / "x.toml", trust=["mine.py"])
@@ -37,18 +47,25 @@ def test_a_file_from_elsewhere_that_names_code_is_refused_before_it_runs(folders
     assert not (here / "it-ran").exists()
 
 
-def test_it_runs_where_it_is_trusted_and_what_the_user_wrote_asks_nothing(folders: tuple[Path, Path]) -> None:
+def test_it_runs_where_it_is_trusted_and_what_the_user_wrote_asks_nothing(
+    folders: tuple[Path, Path],
+) -> None:
     here, elsewhere = folders
     (elsewhere / "x.toml").write_text('method = "mine.py"\n')
     assert read(str(elsewhere / "x.toml"), trust=["mine.py"]).run.method == "mine.py"
     (here / "own.toml").write_text('method = "mine.py"\n')
     assert read("own.toml").run.method == "mine.py"
     (elsewhere / "plain.toml").write_text('method = "fedavg"\n[data]\nname = "digits"\n')
-    assert read(str(elsewhere / "plain.toml"), flags={"method": "mine.py"}).run.method == "mine.py"  # by hand
+    # by hand
+    assert read(str(elsewhere / "plain.toml"), flags={"method": "mine.py"}).run.method == "mine.py"
 
 
 def test_code_is_known_by_its_form() -> None:
-    values = {"a": ["mine.py:NAME", "pkg.mod:factory", "mlp"], "title": "os:system", "b": {"c": "hf:user/name"}}
+    values = {
+        "a": ["mine.py:NAME", "pkg.mod:factory", "mlp"],
+        "title": "os:system",
+        "b": {"c": "hf:user/name"},
+    }
     assert [*named_code(values)] == ["mine.py:NAME", "pkg.mod:factory"]
     assert not [*named_code({"name": "digits", "root": "/data", "x": "12:30", "y": "a: b"})]
 

@@ -1,4 +1,6 @@
-"""Mistakes of a new user get a hint that leads to what was meant: in Python's words in Python, else in the shell's."""
+"""Mistakes of a new user get a hint that leads to what was meant: in Python's words in Python, else
+in the shell's.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ OWNERS = np.repeat(["a", "b", "c"], 20)
 FRAME = pd.DataFrame(X, columns=list("abcd")).assign(y=Y, site=OWNERS)
 
 PYTHON: list[tuple[str, dict[str, Any], str]] = [
-    ("fedavg", {"partition": "dirichlet", "alpha": 0.5}, r'Write options={"alpha": …} or params={"alpha": …}'),
+    (
+        "fedavg",
+        {"partition": "dirichlet", "alpha": 0.5},
+        r'Write options={"alpha": …} or params={"alpha": …}',
+    ),
     ("fedal", {"alpha": 0.5}, r'Write options={"alpha": …}\.'),
     ("fedal", {"data": {"alpha": 0.5}}, r'Write options={"alpha": …}'),
     ("fedal", {"partition": "noniid"}, "mean 'dirichlet'"),
@@ -85,8 +91,12 @@ PYTHON: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "settings", "said"), PYTHON, ids=[f"{m}-{[*s]}" for m, s, _ in PYTHON])
-def test_a_mistake_in_python_gets_one_short_hint_in_its_words(method: str, settings: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "settings", "said"), PYTHON, ids=[f"{m}-{[*s]}" for m, s, _ in PYTHON]
+)
+def test_a_mistake_in_python_gets_one_short_hint_in_its_words(
+    method: str, settings: dict[str, Any], said: str
+) -> None:
     with pytest.raises(FedloomError, match=said) as found:
         fedloom.run(method, **{"rounds": 1, **settings})
     assert "\n" not in str(found.value) and not re.search(r"-s |--\w", str(found.value))
@@ -115,7 +125,9 @@ SHELL = [
 
 
 @pytest.mark.parametrize(("words", "said"), SHELL, ids=[" ".join(words) for words, _ in SHELL])
-def test_a_mistake_in_the_shell_gets_its_words(words: tuple[str, ...], said: str, command: Callable[..., Done]) -> None:
+def test_a_mistake_in_the_shell_gets_its_words(
+    words: tuple[str, ...], said: str, command: Callable[..., Done]
+) -> None:
     done = command(*words, code=2)
     assert said in done.stderr and "Traceback" not in done.stderr
 
@@ -133,12 +145,23 @@ def test_a_config_and_a_table_come_through_standard_input(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO('method = "fedal"\nrounds = -1\n'))
     assert "rounds: must be greater" in command("run", "-", code=2).stderr
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(FRAME.to_csv(index=False).encode())))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO(FRAME.to_csv(index=False).encode()))
+    )
     shown = command("data", "-").stdout
-    assert "site" in shown and "save the rows as stdin.csv" in shown and 'name = "stdin.csv"' in shown
-    for words in (("data", "-"), ("stats", "-"), ("trial", "-"), ("align", "-", "x.csv", "--id", "i", "--out", "o")):
+    assert (
+        "site" in shown and "save the rows as stdin.csv" in shown and 'name = "stdin.csv"' in shown
+    )
+    for words in (
+        ("data", "-"),
+        ("stats", "-"),
+        ("trial", "-"),
+        ("align", "-", "x.csv", "--id", "i", "--out", "o"),
+    ):
         assert "standard input is empty" in command(*words, code=2).stderr  # which data has read
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(FRAME.to_csv(index=False).encode())))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO(FRAME.to_csv(index=False).encode()))
+    )
     assert "stdin.csv: 3 owners" in command("stats", "-", "--label", "y", "--group", "site").stdout
     sweep = 'method = "fedmd"\nrounds = 1\n[sweep]\nover = { "params.lr" = [0.1] }\n'
     monkeypatch.setattr(sys, "stdin", io.StringIO(sweep))
@@ -188,4 +211,7 @@ def test_sentences_of_the_shell_become_python() -> None:
     assert in_python("add -s 'models.pool=[\"mlp\"]', or") == 'add models=["mlp"], or'
     entries = 'steps write in a file: [compare] methods = [{ method = "fedal", rounds = 2 }]'
     assert in_python(entries) == 'steps give methods=[{ "method": "fedal", "rounds": 2 }]'
-    assert in_python("x. Write data.clients or params.tau.") == 'x. Write clients=… or params={"tau": …}.'
+    assert (
+        in_python("x. Write data.clients or params.tau.")
+        == 'x. Write clients=… or params={"tau": …}.'
+    )

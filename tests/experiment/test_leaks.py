@@ -10,7 +10,13 @@ from fedloom.api import execute
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.plan.reading import check
 
-DATA = {"name": "digits", "clients": 6, "public_rows": 60, "test_rows": 300, "options": {"alpha": 0.1}}
+DATA = {
+    "name": "digits",
+    "clients": 6,
+    "public_rows": 60,
+    "test_rows": 300,
+    "options": {"alpha": 0.1},
+}
 
 
 def run_of(method: str, rounds: int = 3, leaks: bool = True, **changes: Any) -> Any:
@@ -59,8 +65,17 @@ def test_a_model_that_has_not_learned_tells_nothing() -> None:
 
 def test_memorized_rows_are_found() -> None:
     """Clients with some twenty rows each, on which they train for long."""
-    data = {**DATA, "clients": 8, "test_fraction": 0.9, "test_rows": 200, "partition": "iid", "options": {}}
-    found = told("gossip", rounds=1, data=data, params={"epochs": 60, "lr": 0.1, "personal_head": False})
+    data = {
+        **DATA,
+        "clients": 8,
+        "test_fraction": 0.9,
+        "test_rows": 200,
+        "partition": "iid",
+        "options": {},
+    }
+    found = told(
+        "gossip", rounds=1, data=data, params={"epochs": 60, "lr": 0.1, "personal_head": False}
+    )
     assert found["give", "membership"]["gain"][0] > 0.05
 
 
@@ -69,21 +84,33 @@ def test_a_secure_sum_shows_no_single_message() -> None:
 
 
 def test_measuring_changes_nothing() -> None:
-    with_, without = (execute(run_of("fedal", leaks=leaks, params={"tau": 2})).summary for leaks in (True, False))
+    with_, without = (
+        execute(run_of("fedal", leaks=leaks, params={"tau": 2})).summary for leaks in (True, False)
+    )
     assert with_["state_sha256"] == without["state_sha256"] and with_["bytes"] == without["bytes"]
     assert with_["leaks"] and "leaks" not in without
 
 
 def test_a_vertical_run_tells_labels_and_columns() -> None:
-    values = {"method": "split", "rounds": 1, "columns": {"aligned": 100}, "evaluate": {"points": 1, "leaks": True}}
+    values = {
+        "method": "split",
+        "rounds": 1,
+        "columns": {"aligned": 100},
+        "evaluate": {"points": 1, "leaks": True},
+    }
     result = execute(check({"run": {**values, "data": {"name": "digits"}}}).run)
     found = {(one["message"], one["attack"]): one for one in result.summary["leaks"]}
-    assert found["gradients nearest", "row labels"]["success"] > found["gradients nearest", "row labels"]["chance"]
+    assert (
+        found["gradients nearest", "row labels"]["success"]
+        > found["gradients nearest", "row labels"]["chance"]
+    )
     assert found["embeddings", "reconstruction"]["success"] > 0.2
     assert ("no message (completion)", "row labels") in found
 
 
 @pytest.mark.parametrize("engine", [{"name": "batched"}, {"name": "isolated"}, {"workers": 2}])
 def test_other_engines_are_refused(engine: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"evaluate.leaks reads every message in one process.*engine.workers = 1"):
+    with pytest.raises(
+        ConfigError, match=r"evaluate.leaks reads every message in one process.*engine.workers = 1"
+    ):
         execute(run_of("fedavg", engine=engine))

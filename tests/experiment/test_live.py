@@ -49,12 +49,19 @@ def test_the_end_of_a_run(tmp_path: Path) -> None:
     view = read(tmp_path)
     assert (view.state, view.reason, view.round, view.rounds) == ("finished", "", 5, 5)
     assert (view.name, view.method, view.dataset, view.seed) == ("fedal", "fedal", "digits", 0)
-    assert view.accuracy == summary["accuracy"]["mean"] == view.points[-1][1] and view.chance == summary["chance"]
+    assert (
+        view.accuracy == summary["accuracy"]["mean"] == view.points[-1][1]
+        and view.chance == summary["chance"]
+    )
     assert [round for round, _ in view.points] == [0, 1, 2, 3, 4, 5]
     assert [m.name for m in view.parties] == ["server", "client-0", "client-1", "client-2"]
     assert [m.accuracy for m in view.parties] == [None, *summary["accuracy"]["per_client"]]
     assert view.bytes == summary["bytes"] and view.bytes["up"] > 0
-    assert sum(m.sent for m in view.parties) == sum(m.received for m in view.parties) == sum(view.bytes.values())
+    assert (
+        sum(m.sent for m in view.parties)
+        == sum(m.received for m in view.parties)
+        == sum(view.bytes.values())
+    )
     assert view.parties[0].received == view.bytes["up"]
     assert (view.up, view.of, view.failures, view.recent_failures) == (4, 4, 0, [])
     assert view.started <= view.updated and view.ends is None
@@ -69,10 +76,14 @@ def test_after_each_round(tmp_path: Path) -> None:
     assert {view.state for view in seen} == {"running"}
     assert [len(view.points) for view in seen] == [2, 3, 4, 5, 6]
     assert all(view.pace is not None and view.ends is not None and view.pace > 0 for view in seen)
-    assert seen[0].ends > seen[0].updated and all(liveness(view, time.time()) == (False, None) for view in seen)
+    assert seen[0].ends > seen[0].updated and all(
+        liveness(view, time.time()) == (False, None) for view in seen
+    )
 
 
-def test_quick_rounds_are_not_all_written_and_the_last_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_rounds_are_not_all_written_and_the_last_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "MIN_INTERVAL", 1e9)
     seen: list[int] = []
     execute(small(), tmp_path, progress=lambda _: seen.append(read(tmp_path).round))
@@ -80,7 +91,9 @@ def test_quick_rounds_are_not_all_written_and_the_last_is(tmp_path: Path, monkey
     assert (read(tmp_path).round, read(tmp_path).state) == (5, "finished")
 
 
-def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     execute(small(rounds=1))
     assert not list(tmp_path.rglob("*"))
@@ -111,7 +124,9 @@ def test_a_stop_and_a_resumed_run(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_how_a_run_was_cut_short(error: BaseException, state: str, words: str, tmp_path: Path) -> None:
+def test_how_a_run_was_cut_short(
+    error: BaseException, state: str, words: str, tmp_path: Path
+) -> None:
     """A mistake's own words may be anybody's: only those of fedloom are told, without a trace."""
 
     def fail(status: Status) -> None:
@@ -137,7 +152,9 @@ def test_failures_have_reasons_and_no_trace(tmp_path: Path) -> None:
     summary = execute(small(rounds=8, faults={"crash": 0.5}), tmp_path).summary
     view = read(tmp_path)
     assert view.failures == summary["failures"] > live.RECENT_FAILURES == len(view.recent_failures)
-    assert "raised" in {m.reason for m in view.recent_failures} and view.recent_failures[-1].round == 8
+    assert (
+        "raised" in {m.reason for m in view.recent_failures} and view.recent_failures[-1].round == 8
+    )
     assert "Traceback" in (tmp_path / "tracebacks.log").read_text()
     assert "Traceback" not in (tmp_path / FILE).read_text()
 
@@ -147,13 +164,17 @@ def test_parties_with_columns(tmp_path: Path) -> None:
     run = {"method": "proto-evfl", "rounds": 2, "data": {"name": "breast_cancer"}}
     result = execute(check({"run": run}).run, tmp_path)
     view = read(tmp_path)
-    assert view.accuracy == result.summary["scores"]["accuracy"] and view.parties[0].name == "active"
+    assert (
+        view.accuracy == result.summary["scores"]["accuracy"] and view.parties[0].name == "active"
+    )
     (eval_mode,) = result.summary["alone"]
     alone = result.summary["alone"][eval_mode]["test"]["per_client"]
     assert [m.accuracy for m in view.parties if m.accuracy is not None] == alone
 
 
-def test_a_run_continues_where_it_cannot_be_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_continues_where_it_cannot_be_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / f".{FILE}.draft").mkdir()
     with caplog.at_level(logging.WARNING, "fedloom"):
         execute(small(), tmp_path)
@@ -163,7 +184,9 @@ def test_a_run_continues_where_it_cannot_be_shown(tmp_path: Path, caplog: pytest
     ]
 
 
-def test_who_comes_and_goes_is_shown_between_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_comes_and_goes_is_shown_between_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine tells it from a thread of its own, while the run's thread is at work."""
     plan = build(small())
     with start(plan) as engine:
@@ -180,7 +203,10 @@ def test_who_comes_and_goes_is_shown_between_rounds(tmp_path: Path, monkeypatch:
             for thread in threads:
                 thread.start()
             view = until(lambda: read(tmp_path), lambda view: view.up == 3)
-            assert [m.name for m in view.parties if not m.up] == ["client-1"] and (view.of, view.round) == (4, 0)
+            assert [m.name for m in view.parties if not m.up] == ["client-1"] and (
+                view.of,
+                view.round,
+            ) == (4, 0)
             there[1] = True
             session.live.touch()
             until(lambda: read(tmp_path), lambda view: view.up == 4)
@@ -193,7 +219,9 @@ def test_who_comes_and_goes_is_shown_between_rounds(tmp_path: Path, monkeypatch:
         assert (tmp_path / FILE).read_bytes() == before
 
 
-def test_of_many_parties_those_that_are_down_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_parties_those_that_are_down_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "PARTIES", 2)
     plan = build(small())
     with start(plan) as engine:
@@ -233,7 +261,9 @@ def test_signs_of_life(tmp_path: Path) -> None:
     assert liveness(of_child, now + 5) == (True, 5.0)
     reused = own.model_copy(update={"process": own.process.model_copy(update={"started_at": 1.0})})
     assert liveness(reused, now + 5) == (True, 5.0)
-    elsewhere = own.model_copy(update={"process": own.process.model_copy(update={"host": "another"})})
+    elsewhere = own.model_copy(
+        update={"process": own.process.model_copy(update={"host": "another"})}
+    )
     assert liveness(elsewhere, now + SILENCE - 1) == (False, None)
     assert liveness(elsewhere, now + SILENCE + 1) == (False, SILENCE + 1)
     slow = elsewhere.model_copy(update={"pace": SILENCE})

@@ -53,7 +53,12 @@ def test_a_comparison_keeps_the_text_of_its_metrics() -> None:
         "accuracy": over,
         "own_accuracy": None,
     }
-    method |= {"eval_modes": {"tuned training": over}, "scores": {"auc": over}, "chance": 0.1, "own_chance": None}
+    method |= {
+        "eval_modes": {"tuned training": over},
+        "scores": {"auc": over},
+        "chance": 0.1,
+        "own_chance": None,
+    }
     method |= {"bytes": {"up": 0, "down": 0, "across": 0}, "seconds": 0.0, "failures": 0}
     content: dict[str, Any] = {
         "title": "",

@@ -1,4 +1,6 @@
-"""A hundred further mistakes: each gets a sentence with its mend and exit status 2, before work starts."""
+"""A hundred further mistakes: each gets a sentence with its mend and exit status 2, before work
+starts.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,10 @@ SHELL = [
     ("run --method nothere.py", "nothere.py does not exist"),
     ("run fedal,fedmd", "separate methods by spaces"),
     ("run fedal -s data.name=my.csv -s data.label=sick", "has only 'id', 'age', 'ill', 'site'"),
-    ("run fedal -s data.name=my.csv -s data.label=ill -s data.group=hospital", "has only 'id', 'age', 'ill', 'site'"),
+    (
+        "run fedal -s data.name=my.csv -s data.label=ill -s data.group=hospital",
+        "has only 'id', 'age', 'ill', 'site'",
+    ),
     ("run fedal -s data.name=cifar", "Did you mean 'cifar10'?"),
     ("run fedal -s data.name=https://x.org/a.csv", "download the file"),
     ("run fedal -s engine.name=gpu", "must be 'local', 'auto'"),
@@ -101,7 +106,10 @@ SHELL = [
     ("trial my.csv", "fedloom data my.csv lists the columns"),
     ("trial my.csv --label ill --group town", "has only 'id', 'age', 'ill', 'site'"),
     ("trial my.csv --label ill --group site --metric f1", "metric must be one of auc"),
-    ("trial my.csv --label ill --group site --metric rmse", "for a label with 2 classes, not 'rmse'"),
+    (
+        "trial my.csv --label ill --group site --metric rmse",
+        "for a label with 2 classes, not 'rmse'",
+    ),
     ("trial my.csv --label ill --group site --budget 0", "budget must be above 0 seconds"),
     ("trial my.csv --label ill --group site --methods fedavg", "No such option"),
     ("trial my.csv my.csv --label ill", "name --id, the column that all files have"),
@@ -160,32 +168,53 @@ Regressor: Any = fedloom.FederatedRegressor
 PYTHON: list[tuple[Callable[[], object], str]] = [
     (lambda: run("fedal", seed="one"), "seed: must be an integer, not 'one'"),
     (lambda: run("fedal", rounds=2.5), "rounds: must be an integer, not 2.5"),
-    (lambda: run(None), "run takes the name or file of a method, a Method or a RunConfig, not a NoneType"),
+    (
+        lambda: run(None),
+        "run takes the name or file of a method, a Method or a RunConfig, not a NoneType",
+    ),
     (lambda: run(fedloom.Party), "not the class Party"),
     (lambda: run("fedal", round=3), "Did you mean 'rounds'?"),
     (lambda: run("fedal", params=[1]), "params: must be a mapping"),
     (lambda: run("fedavg", aggregate="median"), "aggregate: must be a mapping"),
-    (lambda: run("fedavg", local={"optimizer": torch.optim.Adam}), "local.optimizer: must be 'sgd' or 'adam'"),
+    (
+        lambda: run("fedavg", local={"optimizer": torch.optim.Adam}),
+        "local.optimizer: must be 'sgd' or 'adam'",
+    ),
     (lambda: run("fedal", progress="yes", rounds=1), "progress must be True, or a function"),
     (lambda: run("fedal", engine="multiprocess"), "must be 'local', 'auto'"),
     (lambda: run("fedal", data="https://x.org/a.csv"), "download the file"),
     (lambda: run("fedal", **{**ARRAYS, "data": (X, Y[:5])}), "give one label for each row"),
     (lambda: run("fedal", **{**ARRAYS, "data": (X, Y * 0)}), "it needs at least 2 classes"),
     (lambda: run("fedal", **{**ARRAYS, "data": (X, None)}), "must have one value for each row"),
-    (lambda: run("fedal", **{**ARRAYS, "data": (np.full((60, 1), "a"), Y)}), "encode categories first"),
+    (
+        lambda: run("fedal", **{**ARRAYS, "data": (np.full((60, 1), "a"), Y)}),
+        "encode categories first",
+    ),
     (lambda: run("fedal", **{**ARRAYS, "data": (np.where(X > 2, np.nan, X), Y)}), "impute or drop"),
-    (lambda: run("fedal", **{**ARRAYS, "data": torch.utils.data.DataLoader(FRAME)}), "not a DataLoader"),
+    (
+        lambda: run("fedal", **{**ARRAYS, "data": torch.utils.data.DataLoader(FRAME)}),
+        "not a DataLoader",
+    ),
     (lambda: run("fedal", data=FRAME, label="y", group="Site"), "has only 'a', 'b'"),
     (lambda: run("fedal", data=FRAME, label=FRAME["y"]), "the name of one column, not a Series"),
     (lambda: run("fedal", group=OWNERS[:10], **ARRAYS), "group has 10 owners for 60 rows"),
     (lambda: run("fedal", group=OWNERS, clients=5, **ARRAYS), "use fewer clients"),
     (lambda: run("fedavg", **{**ARRAYS, "models": nn.Linear(9, 2)}), "correct its forward"),
-    (lambda: run("fedavg", **{**ARRAYS, "models": nn.Linear(4, 1)}), "must return logits of shape (2, 2)"),
-    (lambda: run("fedmd", clients=3, **{**ARRAYS, "models": ["mlp", "mlp"]}), "2 networks for 3 clients"),
+    (
+        lambda: run("fedavg", **{**ARRAYS, "models": nn.Linear(4, 1)}),
+        "must return logits of shape (2, 2)",
+    ),
+    (
+        lambda: run("fedmd", clients=3, **{**ARRAYS, "models": ["mlp", "mlp"]}),
+        "2 networks for 3 clients",
+    ),
     (lambda: run("fedavg", **{**ARRAYS, "models": {"a": 1}}), "models.a: there is no such setting"),
     (lambda: compare("fedal"), "list several methods, such as ['fedal', 'local']"),
     (lambda: compare([]), "must have at least 1"),
-    (lambda: compare([1, 2]), "an entry of methods is a name, a file, a Method or a mapping, not a int"),
+    (
+        lambda: compare([1, 2]),
+        "an entry of methods is a name, a file, a Method or a mapping, not a int",
+    ),
     (lambda: compare({"fedal"}), "methods must be a list"),
     (lambda: compare(["fedal", "fedmd"], seeds=2.5), "seeds must be a number of seeds, or a list"),
     (lambda: compare(["fedal", "fedmd"], seeds="many"), "a number of seeds, such as 5"),
@@ -194,14 +223,23 @@ PYTHON: list[tuple[Callable[[], object], str]] = [
     (lambda: read("none.toml"), "there is no file none.toml"),
     (lambda: load("digit"), "Did you mean 'digits'?"),
     (lambda: load(None), "load takes the name or path of a data set as text"),
-    (lambda: split("digits", clients=3, seed=0), "split takes a data set that load returned, not a str"),
+    (
+        lambda: split("digits", clients=3, seed=0),
+        "split takes a data set that load returned, not a str",
+    ),
     (lambda: split(load("digits"), clients=0, seed=0), "clients must be at least 1, not 0"),
-    (lambda: split(load("digits"), clients=3, seed=0, partition="dirichlt"), "Did you mean 'dirichlet'?"),
+    (
+        lambda: split(load("digits"), clients=3, seed=0, partition="dirichlt"),
+        "Did you mean 'dirichlet'?",
+    ),
     (lambda: stats((X, Y), group=OWNERS), "give a data frame, and the column's name as group"),
     (lambda: stats(FRAME, label="yy", group="site"), "has only 'a', 'b'"),
     (lambda: trial(FRAME, label="y"), "perhaps 'site'"),
     (lambda: trial((X, Y), group=["a"] * 60), "at least 2 owners"),
-    (lambda: trial((X, Y), group=OWNERS, methods="fedglm"), "methods must be a list, such as ['fedglm']"),
+    (
+        lambda: trial((X, Y), group=OWNERS, methods="fedglm"),
+        "methods must be a list, such as ['fedglm']",
+    ),
     (lambda: trial((X, Y), group=OWNERS, methods=["fedavgg"]), "Did you mean 'fedavg'?"),
     (lambda: trial((X, Y), group=OWNERS, alone=("xgb",)), "alone must name some of"),
     (lambda: trial((X, Y), group=OWNERS, metric="F1"), "metric must be one of auc"),
@@ -220,7 +258,9 @@ PYTHON: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("wrong", "said"), PYTHON, ids=[said for _, said in PYTHON])
-def test_a_mistake_in_python(wrong: Callable[[], object], said: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_mistake_in_python(
+    wrong: Callable[[], object], said: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises((FedloomError, ValueError)) as found:
         wrong()
@@ -243,7 +283,9 @@ SMALL = [
 ]
 
 
-def test_a_full_disk_and_a_folder_that_cannot_be_made(typed: Callable[..., Done], monkeypatch: Any) -> None:
+def test_a_full_disk_and_a_folder_that_cannot_be_made(
+    typed: Callable[..., Done], monkeypatch: Any
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run/config.toml")
 
@@ -252,7 +294,10 @@ def test_a_full_disk_and_a_folder_that_cannot_be_made(typed: Callable[..., Done]
         said = typed("run", "fedmd", *SMALL, "--out", "run", code=2).stderr
     hint = "free some space and repeat the command, a run with --resume"
     assert said == f"error  No space left on device: run/config.toml; {hint}\n"
-    assert "name another file or folder" in typed("run", "fedmd", *SMALL, "--out", "/proc/x", code=2).stderr
+    assert (
+        "name another file or folder"
+        in typed("run", "fedmd", *SMALL, "--out", "/proc/x", code=2).stderr
+    )
 
 
 def test_an_interrupted_run_resumes_and_a_folder_has_one_run_at_a_time(
@@ -273,7 +318,10 @@ def test_an_interrupted_run_resumes_and_a_folder_has_one_run_at_a_time(
         assert free
         assert "another process is running in run" in typed(*words, "--resume", code=2).stderr
     whole = typed(*words, "--resume").stdout
-    assert whole == typed("run", "fedmd", *SMALL, "--out", "again").stdout and not (tmp_path / "run/.running").exists()
+    assert (
+        whole == typed("run", "fedmd", *SMALL, "--out", "again").stdout
+        and not (tmp_path / "run/.running").exists()
+    )
     other = typed(*words, "--resume", "--seed", "1", code=2).stderr
     assert "another configuration, other data or another version of fedloom" in other
     with pytest.raises(ConfigError, match="add resume=True"):

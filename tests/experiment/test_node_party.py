@@ -13,7 +13,13 @@ from fedloom.core import message
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import build
-from fedloom.experiment.plan.node_party import build_party, differences, expected, for_nodes, suspicious
+from fedloom.experiment.plan.node_party import (
+    build_party,
+    differences,
+    expected,
+    for_nodes,
+    suspicious,
+)
 from fedloom.experiment.plan.pretrained import training_of
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.session import fingerprint
@@ -55,8 +61,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("method", list(CASES))
-def test_a_node_s_party_is_that_of_the_whole_plan(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.experiment.plan.pretrained.trained_file", None)  # any training would fail
+def test_a_node_s_party_is_that_of_the_whole_plan(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # any training would fail
+    monkeypatch.setattr("fedloom.experiment.plan.pretrained.trained_file", None)
     plan = build(run(method, **CASES[method]))
     for number in set(plan.names) - set(plan.colocated):
         own = plan.clients[number]()
@@ -91,7 +100,9 @@ def test_what_only_the_coordinator_has_is_not_sent(tmp_path: Path) -> None:
     there = build_party(given.model_copy(update={"method": str(page)}), 1)
     assert there.facts == expected(plan, 1)
     page.write_text(page.read_text() + "\n")
-    assert differences(expected(plan, 1), there.facts)[0].startswith("its page of fedavg-example is not")
+    assert differences(expected(plan, 1), there.facts)[0].startswith(
+        "its page of fedavg-example is not"
+    )
 
 
 def test_a_model_of_a_file_is_sent_by_its_name(tmp_path: Path) -> None:
@@ -101,12 +112,25 @@ def test_a_model_of_a_file_is_sent_by_its_name(tmp_path: Path) -> None:
     trained = run("fedpcl", **ONE, pretrained={"model": "mlp", "epochs": 1, "norm": "none"})
     dataset, shares = data_of(trained)
     file = tmp_path / "model.safetensors"
-    train(training_of(pretrained_of(trained, "image"), dataset, shares.server, "cpu"), file, lambda *_: None)
+    train(
+        training_of(pretrained_of(trained, "image"), dataset, shares.server, "cpu"),
+        file,
+        lambda *_: None,
+    )
     plan = build(
-        run("fedpcl", **ONE, pretrained={"file": str(file)}, data={**ROWS["data"], "server_rows": len(shares.server)})
+        run(
+            "fedpcl",
+            **ONE,
+            pretrained={"file": str(file)},
+            data={**ROWS["data"], "server_rows": len(shares.server)},
+        )
     )
     given = for_nodes(plan)
-    assert (given.pretrained.file, given.pretrained.model, given.pretrained.norm) == (None, "mlp", "none")
+    assert (given.pretrained.file, given.pretrained.model, given.pretrained.norm) == (
+        None,
+        "mlp",
+        "none",
+    )
     known = expected(plan, 2)
     file.unlink()
     assert build_party(given, 2).facts == known
@@ -127,27 +151,36 @@ def test_a_run_that_needs_this_machine_s_files_is_refused(
     edges.write_text("0,1\n1,2\n0,2\n")
     data.write_text("a,label\n" + "".join(f"{k / 2},{k % 2}\n" for k in range(80)))
     files = {"EDGES": str(edges), "DATA": str(data)}
-    named = json.loads(json.dumps(changes), object_hook=lambda d: {k: files.get(str(v), v) for k, v in d.items()})
+    named = json.loads(
+        json.dumps(changes), object_hook=lambda d: {k: files.get(str(v), v) for k, v in d.items()}
+    )
     with pytest.raises(ConfigError, match=setting):
         for_nodes(build(run("gossip", models={"pool": ["linear"]}, **named)))
 
 
 def test_a_difference_names_both_values() -> None:
-    plan, other = build(run("fedal")), build(run("fedal", data={**ROWS["data"], "public_rows": 61}, seed=1))
+    plan = build(run("fedal"))
+    other = build(run("fedal", data={**ROWS["data"], "public_rows": 61}, seed=1))
     assert differences(expected(plan, 0), expected(plan, 0)) == []
     mine, theirs = expected(plan, 0), expected(other, 0)
     messages = differences(mine, theirs)
     assert {line.split(":")[0] for line in messages} >= {"config", "public", "data"}
     assert f"public: {mine['public'][:8]}… here, {theirs['public'][:8]}… there" in messages
-    assert differences({"shape": [1, 8, 8]}, {"shape": [1, 9]}) == ["shape: number 2 of 3 is 8 here, of 2 9 there"]
-    assert differences({"a": [1]}, {"a": [1, 2]}) == ["a: number 2 of 1 is missing here, of 2 2 there"]
+    assert differences({"shape": [1, 8, 8]}, {"shape": [1, 9]}) == [
+        "shape: number 2 of 3 is 8 here, of 2 9 there"
+    ]
+    assert differences({"a": [1]}, {"a": [1, 2]}) == [
+        "a: number 2 of 1 is missing here, of 2 2 there"
+    ]
     assert differences({"a": 1}, {"b": "x" * 500}) == [
         "a: 1 here, missing there",
         f"b: missing here, '{'x' * 59}… there",
     ]
 
 
-def test_a_page_that_a_node_lacks_or_has_in_another_version_is_named_with_the_repair(tmp_path: Path) -> None:
+def test_a_page_that_a_node_lacks_or_has_in_another_version_is_named_with_the_repair(
+    tmp_path: Path,
+) -> None:
     source = Path(fedavg.__file__).read_text()
     ours, theirs = tmp_path / "mine.py", tmp_path / "theirs.py"
     ours.write_text(source + "# ours\n")
@@ -158,10 +191,14 @@ def test_a_page_that_a_node_lacks_or_has_in_another_version_is_named_with_the_re
     (line,) = differences(mine, without)
     repair = "copy the file there, and list it in pages of node.toml"
     shown = hashlib.sha256(ours.read_bytes()).hexdigest()[:8]
-    assert line == f"its page of fedavg is not the coordinator's: {repair} ({shown}… here, 'built in' there)"
+    assert (
+        line == f"its page of fedavg is not the coordinator's: {repair} ({shown}… here, 'built in' "
+        "there)"
+    )
     (line,) = differences(mine, expected(old, 0))
     assert repair in line and line.count("…") == 2
-    named = sent(for_nodes(plan)).model_copy(update={"method": str(ours)})  # as a node with this page does
+    # as a node with this page does
+    named = sent(for_nodes(plan)).model_copy(update={"method": str(ours)})
     assert differences(mine, build_party(named, 0).facts) == []
 
 
@@ -192,16 +229,24 @@ def test_what_could_run_code_or_read_files_is_found(tmp_path: Path) -> None:
     assert suspicious(RunConfig(models={"pool": ["my.nets:small"]}), ["my.nets:small"]) == []
 
 
-def test_where_a_node_has_folders_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_node_has_folders_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cohort").mkdir()
-    messages = {str(suspicious(RunConfig(pretrained={"model": m}))) for m in ("hf:~", "hf:cohort", "hf:nothing")}
+    messages = {
+        str(suspicious(RunConfig(pretrained={"model": m})))
+        for m in ("hf:~", "hf:cohort", "hf:nothing")
+    }
     assert len(messages) == 1 and tmp_path.name not in messages.pop()
 
 
 def test_who_continues_must_have_the_same_settings() -> None:
-    marks = {fingerprint(build(run("fedal", **c))) for c in ({}, {"engine": {"workers": 2}}, {"name": "other"})}
+    marks = {
+        fingerprint(build(run("fedal", **c)))
+        for c in ({}, {"engine": {"workers": 2}}, {"name": "other"})
+    }
     assert len(marks) == 1
     assert fingerprint(build(run("fedal", seed=1))) not in marks
     assert fingerprint(build(run("fedal", params={"tau": 3}))) not in marks

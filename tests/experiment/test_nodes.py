@@ -1,5 +1,6 @@
-"""Runs whose parties keep their state to themselves: the same numbers, checkpoints without them, evaluations without
-those that are away."""
+"""Runs whose parties keep their state to themselves: the same numbers, checkpoints without them,
+evaluations without those that are away.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def run(values: dict[str, Any], **changes: Any) -> Any:
 def at_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Nodes]]:
     """Let runs have their parties at nodes from now on; the engines that there were."""
 
-    def begin(away: Callable[[int, int, str], bool] = lambda *_: False, kept: Any = None) -> list[Nodes]:
+    def begin(
+        away: Callable[[int, int, str], bool] = lambda *_: False, kept: Any = None
+    ) -> list[Nodes]:
         engines: list[Nodes] = []
         disk: dict[int, dict[int, bytes]] = {} if kept is None else kept
 
@@ -70,7 +73,9 @@ def at_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Nodes]]:
     return begin
 
 
-@pytest.mark.parametrize("values", [ROWS, {**ROWS, "method": "fedmd"}, COLUMNS], ids=["fedal", "fedmd", "columns"])
+@pytest.mark.parametrize(
+    "values", [ROWS, {**ROWS, "method": "fedmd"}, COLUMNS], ids=["fedal", "fedmd", "columns"]
+)
 def test_numbers_are_those_of_one_machine(values: dict[str, Any], at_nodes: Any) -> None:
     whole = execute(run(values)).summary
     at_nodes()
@@ -80,7 +85,9 @@ def test_numbers_are_those_of_one_machine(values: dict[str, Any], at_nodes: Any)
 
 
 @pytest.mark.parametrize("values", [ROWS, COLUMNS], ids=["rows", "columns"])
-def test_a_run_continues_where_its_nodes_can_go_back_to(values: dict[str, Any], at_nodes: Any, tmp_path: Path) -> None:
+def test_a_run_continues_where_its_nodes_can_go_back_to(
+    values: dict[str, Any], at_nodes: Any, tmp_path: Path
+) -> None:
     kept: dict[str, Any] = {}
     whole = execute(run(values)).summary
     first = at_nodes(kept=kept)
@@ -94,7 +101,10 @@ def test_a_run_continues_where_its_nodes_can_go_back_to(values: dict[str, Any], 
     resumed = execute(run(values), tmp_path, resume=True).summary
     assert [c for c in second[0].calls if c.startswith("restore")] == ["restore 1"]
     assert second[0].calls[second[0].calls.index("restore 1") + 1] == "saved 1"
-    assert resumed["state_sha256"] == whole["state_sha256"] and resumed["accuracy"] == whole["accuracy"]
+    assert (
+        resumed["state_sha256"] == whole["state_sha256"]
+        and resumed["accuracy"] == whole["accuracy"]
+    )
 
 
 def runs_mark(config: Any) -> str:
@@ -117,7 +127,9 @@ def metrics(folder: Path) -> list[list[str]]:
 
 
 class Clock:
-    """Counts evaluations, two looks each (on the global test set and on own rows) or one of columns."""
+    """Counts evaluations, two looks each (on the global test set and on own rows) or one of
+    columns.
+    """
 
     def __init__(self, first: int, method: str, looks: int) -> None:
         self._first, self.method, self._looks, self._count = first, method, looks, 0
@@ -155,7 +167,8 @@ def test_an_evaluation_that_lacks_too_many_is_left_out(
     values: dict[str, Any], at_nodes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     columns = values is COLUMNS
-    clock = Clock(1, "contribution", 1) if columns else Clock(0, "predictions", 1)  # one that fails ends after one look
+    # one that fails ends after one look
+    clock = Clock(1, "contribution", 1) if columns else Clock(0, "predictions", 1)
     failing = 1 if columns else 2
 
     def away(party: int, round: int, method: str) -> bool:
@@ -170,7 +183,9 @@ def test_an_evaluation_that_lacks_too_many_is_left_out(
     assert {r[0] for r in metrics(tmp_path) if r[4] == "bytes up"} == seen
 
 
-def test_the_last_evaluation_must_exist_and_resume_makes_up_for_it(at_nodes: Any, tmp_path: Path) -> None:
+def test_the_last_evaluation_must_exist_and_resume_makes_up_for_it(
+    at_nodes: Any, tmp_path: Path
+) -> None:
     kept: dict[str, Any] = {}
     whole, gone = execute(run(COLUMNS)).summary, [True]
     clock = Clock(1, "contribution", 1)
@@ -183,7 +198,10 @@ def test_the_last_evaluation_must_exist_and_resume_makes_up_for_it(at_nodes: Any
         execute(run(COLUMNS), tmp_path)
     gone[0] = False
     at_nodes(away, kept)
-    assert execute(run(COLUMNS), tmp_path, resume=True).summary["state_sha256"] == whole["state_sha256"]
+    assert (
+        execute(run(COLUMNS), tmp_path, resume=True).summary["state_sha256"]
+        == whole["state_sha256"]
+    )
 
 
 class Peer(Party[None]):
@@ -218,7 +236,9 @@ def test_a_hash_of_digests_is_that_of_the_states() -> None:
     assert state_sha256(names[::-1]) != before
     assert message.digest({"a": torch.ones(2)}) != message.digest({"a": torch.ones(2, 1)})
     assert message.digest({"a": torch.ones(2)}) != message.digest({"b": torch.ones(2)})
-    assert message.digest({"a": torch.ones(2)}) != message.digest({"a": torch.ones(2, dtype=torch.float64)})
+    assert message.digest({"a": torch.ones(2)}) != message.digest(
+        {"a": torch.ones(2, dtype=torch.float64)}
+    )
     assert engine.presence() == {0: True, 1: True} and engine.saved(3) is None
     with pytest.raises(MethodError, match=r"use load\(\)"):
         engine.restore(3)

@@ -29,7 +29,9 @@ OWNERS, ROWS = 3, 40
 
 
 def prices(shift: float = 1e9, scale: float = 1000.0) -> dict[str, Any]:
-    """A table whose price is nearly linear in two columns, with one owner for each third of the rows."""
+    """A table whose price is nearly linear in two columns, with one owner for each third of the
+    rows.
+    """
     rng = np.random.default_rng(0)
     size, age = rng.normal(size=(2, OWNERS * ROWS))
     price = shift + scale * (3 * size - 2 * age + 0.1 * rng.normal(size=len(size)))
@@ -39,8 +41,16 @@ def prices(shift: float = 1e9, scale: float = 1000.0) -> dict[str, Any]:
 def run(method: str = "fedavg", **settings: Any) -> fedloom.Result:
     import pandas as pd
 
-    given = {"data": pd.DataFrame(prices()), "label": "price", "group": "owner", "rounds": 8, "public_rows": 0}
-    return fedloom.run(method, **{**given, "models": {"pool": ["linear"]}, "params": {"lr": 0.2}, **settings})
+    given = {
+        "data": pd.DataFrame(prices()),
+        "label": "price",
+        "group": "owner",
+        "rounds": 8,
+        "public_rows": 0,
+    }
+    return fedloom.run(
+        method, **{**given, "models": {"pool": ["linear"]}, "params": {"lr": 0.2}, **settings}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +63,9 @@ def test_errors_are_in_the_unit_of_the_label(averaged: fedloom.Result) -> None:
     assert s["task"] == "number" and s["label"] == "price" and "accuracy" not in s
     assert s["chance"] == pytest.approx(3600, rel=0.3)  # the s.d. of the price
     assert averaged.rmse < 0.3 * s["chance"] and averaged.rmse == s["rmse"]["mean"]
-    assert s["client_scores"]["r2"]["mean"] > 0.9 and s["client_scores"]["mae"]["mean"] < averaged.rmse
+    assert (
+        s["client_scores"]["r2"]["mean"] > 0.9 and s["client_scores"]["mae"]["mean"] < averaged.rmse
+    )
     assert "RMSE on the global test set" in repr(averaged) and "%" not in repr(averaged)
     with pytest.raises(ConfigError, match=r"result\.rmse"):
         _ = averaged.accuracy
@@ -61,7 +73,8 @@ def test_errors_are_in_the_unit_of_the_label(averaged: fedloom.Result) -> None:
 
 def test_a_constant_predictor_is_chance() -> None:
     found = run(rounds=0, models={"pool": ["mlp"]})
-    assert found.rmse == pytest.approx(found.summary["chance"], rel=0.3)  # an untrained network says about the mean
+    # an untrained network says about the mean
+    assert found.rmse == pytest.approx(found.summary["chance"], rel=0.3)
 
 
 @pytest.mark.parametrize("engine", [{"workers": 2}, {"name": "isolated"}, {"name": "batched"}])
@@ -86,9 +99,12 @@ def test_an_agreed_scale_takes_the_place_of_that_of_the_rows(averaged: fedloom.R
     assert found.rmse != averaged.rmse and found.rmse < 0.5 * found.summary["chance"]
     with pytest.raises(ConfigError, match=r"mean and an s\.d\. above 0"):
         run(label_scale=(0.0, 0.0))
-    with pytest.raises(ConfigError, match=r"fedavg promises .* data\.label_scale"):  # a row moves the others' labels
+    # a row moves the others' labels
+    with pytest.raises(ConfigError, match=r"fedavg promises .* data\.label_scale"):
         run(params={"lr": 0.05, "dp": {"unit": "rows", "sigma": 1.0}})
-    with pytest.raises(ConfigError, match=r"fedmd promises differential privacy \(params\.trust_epsilon\)"):
+    with pytest.raises(
+        ConfigError, match=r"fedmd promises differential privacy \(params\.trust_epsilon\)"
+    ):
         run("fedmd", preset="trusted", public_rows=20, params={})
 
 
@@ -140,15 +156,34 @@ def test_every_method_predicts_a_number_or_says_why_not(name: str, tmp_path: Pat
     table = pd.DataFrame(prices())
     if method.setting == "vertical":
         table.to_csv(tmp_path / "prices.csv", index=False)
-        given |= {"data": {"name": str(tmp_path / "prices.csv"), "label": "price", "drop": ["owner"], "clients": 2}}
+        given |= {
+            "data": {
+                "name": str(tmp_path / "prices.csv"),
+                "label": "price",
+                "drop": ["owner"],
+                "clients": 2,
+            }
+        }
         given |= {"columns": {"aligned": 40}}
     else:
-        rows = 10 if {"server rows", "pretrained server model", "pretrained encoder"} & {*method.needs} else 0
-        given |= {"data": table, "label": "price", "group": "owner", "public_rows": 20, "server_rows": rows}
+        rows = (
+            10
+            if {"server rows", "pretrained server model", "pretrained encoder"} & {*method.needs}
+            else 0
+        )
+        given |= {
+            "data": table,
+            "label": "price",
+            "group": "owner",
+            "public_rows": 20,
+            "server_rows": rows,
+        }
     if {"pretrained server model", "pretrained encoder"} & {*method.needs}:
         given |= {"pretrained": {"model": "mlp", "epochs": 1}}
     if "number" not in method.tasks:
-        with pytest.raises(ConfigError, match=f"{name} cannot predict a number.*Methods that can: .*"):
+        with pytest.raises(
+            ConfigError, match=f"{name} cannot predict a number.*Methods that can: .*"
+        ):
             fedloom.run(name, **given)
         return
     found = fedloom.run(name, **given)
@@ -167,20 +202,28 @@ def test_parties_with_files_of_their_own_predict_a_number(method: str, tmp_path:
     other = [f"{i},{age[i]}" for i in reversed(range(160))]
     for name, lines in {"a": ["id,size,price", *own], "b": ["id,age", *other]}.items():
         (tmp_path / f"{name}.csv").write_text("\n".join(lines))
-    columns = {"files": [str(tmp_path / f"{name}.csv") for name in "ab"], "id": "id", "label": "price"}
+    columns = {
+        "files": [str(tmp_path / f"{name}.csv") for name in "ab"],
+        "id": "id",
+        "label": "price",
+    }
     network: dict[str, Any] = {} if method == "vertical-forest" else {"models": {"pool": ["mlp"]}}
     found = fedloom.run(method, columns=columns, rounds=15, out=tmp_path / "run", **network)
     s = found.summary
     assert s["task"] == "number" and s["label"] == "price" and found.rmse < 0.8 * s["chance"]
     rows = json.loads((tmp_path / "run" / "partition.json").read_text())["parties"]
     assert sum(rows["aligned_counts"]) == 119 and len(rows["classes"]) == 10
-    (tmp_path / "a.csv").write_text("\n".join(["id,size,price", *(f"{i},{size[i]},7.5" for i in range(160))]))
+    (tmp_path / "a.csv").write_text(
+        "\n".join(["id,size,price", *(f"{i},{size[i]},7.5" for i in range(160))])
+    )
     with pytest.raises(DataError, match="at least 2 different numbers, but has 1"):
         fedloom.run(method, columns=columns)
 
 
 @pytest.mark.parametrize("incomplete", ["drop", "zeros", "mix"])
-def test_rows_that_a_party_lacks_predict_a_number_in_every_way(incomplete: str, tmp_path: Path) -> None:
+def test_rows_that_a_party_lacks_predict_a_number_in_every_way(
+    incomplete: str, tmp_path: Path
+) -> None:
     """Mixed, prices are averaged as classes are (Entity Augmentation)."""
     import pandas as pd
 
@@ -198,7 +241,12 @@ def test_rows_that_a_party_lacks_predict_a_number_in_every_way(incomplete: str, 
 
 @pytest.mark.parametrize("method", ["fedmd", "fedal"])
 def test_black_boxes_are_regressors(method: str) -> None:
-    given = {"public_rows": 20, "params": {}, "rounds": 4, "models": {"pool": ["forest", "ridge", "knn"]}}
+    given = {
+        "public_rows": 20,
+        "params": {},
+        "rounds": 4,
+        "models": {"pool": ["forest", "ridge", "knn"]},
+    }
     found = run(method, **given, seed=2)
     assert found.rmse < 0.8 * found.summary["chance"]
 
@@ -213,14 +261,26 @@ def test_black_boxes_are_regressors(method: str) -> None:
 )
 def test_a_pretrained_model_predicts_a_number(method: str, params: dict[str, Any]) -> None:
     """It is trained on the server's 60 rows, whose scale is that of the run."""
-    given: dict[str, Any] = {"models": {"pool": ["mlp"]}, "server_rows": 60, "params": params, "rounds": 20}
+    given: dict[str, Any] = {
+        "models": {"pool": ["mlp"]},
+        "server_rows": 60,
+        "params": params,
+        "rounds": 20,
+    }
     found = run(method, **given, pretrained={"epochs": 30})
     assert found.rmse < 0.8 * found.summary["chance"]
 
 
 def test_a_variance_that_fits_few_rows_does_not_diverge_later() -> None:
     models = {"pool": ["mlp"], "variance": True}
-    found = run("fedlp", models=models, server_rows=60, params={"lr": 0.05}, rounds=10, pretrained={"epochs": 30})
+    found = run(
+        "fedlp",
+        models=models,
+        server_rows=60,
+        params={"lr": 0.05},
+        rounds=10,
+        pretrained={"epochs": 30},
+    )
     assert found.rmse < 0.8 * found.summary["chance"]
 
 
@@ -235,10 +295,21 @@ def test_a_pretrained_file_says_its_number(tmp_path: Path) -> None:
     answer = CliRunner().invoke(app, asked)
     assert answer.exit_code == 0 and re.search(r"RMSE [\d.]+ on 80 rows not used", answer.output)
     card = read_card(file)
-    assert card is not None and card.classes == 0 and card.target is not None and card.accuracy is None
-    again = CliRunner().invoke(app, ["run", "fedlp", "--rounds", "1", "-s", f"pretrained.file={file}", *settings])
+    assert (
+        card is not None and card.classes == 0 and card.target is not None and card.accuracy is None
+    )
+    again = CliRunner().invoke(
+        app, ["run", "fedlp", "--rounds", "1", "-s", f"pretrained.file={file}", *settings]
+    )
     assert again.exit_code == 0
-    scaled = ["-s", "data.task=number", "-s", "data.label_scale=[1e9, 9.0]", "-s", f"pretrained.file={file}"]
+    scaled = [
+        "-s",
+        "data.task=number",
+        "-s",
+        "data.label_scale=[1e9, 9.0]",
+        "-s",
+        f"pretrained.file={file}",
+    ]
     wrong = CliRunner().invoke(app, ["run", "fedlp", "--rounds", "1", *scaled, *settings])
     assert "not (2,) and a number of mean 1e+09 and s.d. 9; pretrain" in str(wrong.exception)
 
@@ -248,9 +319,13 @@ def test_a_node_reads_a_number_by_the_agreed_scale(tmp_path: Path) -> None:
 
     pd.DataFrame(prices()).to_csv(tmp_path / "own.csv", index=False)
     form = {"columns": ["size", "age"], "label": "price", "label_scale": [1e9, 3600.0]}
-    config = RunConfig(method="fedavg", rounds=1, data={"name": "own", "clients": 3, "row_schema": form})
+    config = RunConfig(
+        method="fedavg", rounds=1, data={"name": "own", "clients": 3, "row_schema": form}
+    )
     method, cfg, rounds = config.resolve()
-    plan = PLANNERS["horizontal"].build(config, method, cfg, rounds, PrivateData(rows=tmp_path / "own.csv"), at=1)
+    plan = PLANNERS["horizontal"].build(
+        config, method, cfg, rounds, PrivateData(rows=tmp_path / "own.csv"), at=1
+    )
     labels = plan.contexts[1].data.labels
     np.testing.assert_allclose(labels.numpy(), (prices()["price"] - 1e9) / 3600, rtol=1e-5)
     score: Any = evaluation.score(plan.clients[1](), on="own")
@@ -261,10 +336,18 @@ def test_a_node_reads_a_number_by_the_agreed_scale(tmp_path: Path) -> None:
 
 def test_the_table_of_methods_is_the_registry_s() -> None:
     text = (Path(__file__).parents[2] / "docs" / "numbers.md").read_text()
-    rows = [line.rsplit("|", 2) for line in text.splitlines() if line.startswith("| ") and "`" in line]
-    said = {name: verdict.strip() for names, verdict, _ in rows for name in re.findall(r"`([\w-]+)`", names)}
+    rows = [
+        line.rsplit("|", 2) for line in text.splitlines() if line.startswith("| ") and "`" in line
+    ]
+    said = {
+        name: verdict.strip()
+        for names, verdict, _ in rows
+        for name in re.findall(r"`([\w-]+)`", names)
+    }
     for name, method in registry().items():
-        assert said[name].startswith("yes" if "number" in method.tasks else f"no: {method.only_classes}"), name
+        assert said[name].startswith(
+            "yes" if "number" in method.tasks else f"no: {method.only_classes}"
+        ), name
 
 
 def test_a_comparison_of_numbers_speaks_of_their_unit() -> None:
@@ -272,7 +355,13 @@ def test_a_comparison_of_numbers_speaks_of_their_unit() -> None:
     x = rng.normal(size=(240, 3))
     y = 100 * x[:, 0] + 10 * rng.normal(size=240)
     found = fedloom.compare(
-        ["fedavg", "local"], data=(x, y), clients=3, partition="iid", models="linear", rounds=2, seeds=2
+        ["fedavg", "local"],
+        data=(x, y),
+        clients=3,
+        partition="iid",
+        models="linear",
+        rounds=2,
+        seeds=2,
     )
     (difference,) = found["differences"]
     size = metric(abs(difference["mean"]), share=False)

@@ -14,7 +14,13 @@ import torch
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.evaluation import EVALUATIONS, predictions, score
 from fedloom.experiment.plan.build import build
-from fedloom.experiment.plan.node_party import NodeParty, build_party, differences, expected, for_nodes
+from fedloom.experiment.plan.node_party import (
+    NodeParty,
+    build_party,
+    differences,
+    expected,
+    for_nodes,
+)
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.reading import check, read
 from fedloom.experiment.plan.run_plan import RunPlan
@@ -55,7 +61,8 @@ def rows(path: Path, count: int, seed: int, *, labels: bool = True) -> Path:
     y = rng.integers(2, size=count)
     a, b = rng.normal(loc=3 * y), rng.normal(loc=10, scale=5, size=count)
     lines = [
-        f"{a[i]:.4f},{b[i]:.4f},{'xy'[rng.integers(2)]}" + f",{('one', 'two')[y[i]]}" * labels for i in range(count)
+        f"{a[i]:.4f},{b[i]:.4f},{'xy'[rng.integers(2)]}" + f",{('one', 'two')[y[i]]}" * labels
+        for i in range(count)
     ]
     path.write_text("\n".join(["a,b,c" + ",kind" * labels, *lines, ""]))
     return path
@@ -73,20 +80,26 @@ def disk(tmp_path: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def federation(disk: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Nodes]]:
+def federation(
+    disk: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[Nodes]]:
     """Let runs have their parties at nodes, each beside its own file."""
 
     def begin(files: PrivateData, **options: Any) -> list[Nodes]:
         engines: list[Nodes] = []
 
         def at(sent: Any, number: int) -> NodeParty:
-            return build_party(sent, number, PrivateData(rows=disk[str(number)], public=files.public))
+            return build_party(
+                sent, number, PrivateData(rows=disk[str(number)], public=files.public)
+            )
 
         def start(run_plan: RunPlan) -> Nodes:
             engines.append(Nodes(run_plan, at, {}, **options))
             return engines[-1]
 
-        monkeypatch.setitem(runs.execute.__kwdefaults__, "backend", lambda *_, **__: Backend(start, files))
+        monkeypatch.setitem(
+            runs.execute.__kwdefaults__, "backend", lambda *_, **__: Backend(start, files)
+        )
         return engines
 
     return begin
@@ -103,17 +116,28 @@ def test_a_party_s_rows_are_at_its_node_alone(disk: dict[str, Path]) -> None:
     assert context.data is not None and context.public is not None
     assert len(context.data) + len(context.tests["own"]) == 40 and set(context.tests) == {"own"}
     assert not set(context.data.index.tolist()) & set(context.tests["own"].index.tolist())
-    assert there.facts == expected(run_plan, 1) and there.facts["columns"] == ["a", "b", "c=x", "c=y"]
+    assert there.facts == expected(run_plan, 1) and there.facts["columns"] == [
+        "a",
+        "b",
+        "c=x",
+        "c=y",
+    ]
     assert "40" not in json.dumps(there.facts["classes"])
     public = context.public.rows
-    assert torch.allclose(public.every.mean(0), torch.zeros(4), atol=1e-5)  # what all hold scales the columns of all
-    other = build_party(sent, 2, PrivateData(rows=disk["2"], public=disk["public"])).party.context.data
+    # what all hold scales the columns of all
+    assert torch.allclose(public.every.mean(0), torch.zeros(4), atol=1e-5)
+    other = build_party(
+        sent, 2, PrivateData(rows=disk["2"], public=disk["public"])
+    ).party.context.data
     assert other is not None and torch.equal(other.shift, context.data.shift)
 
 
 def test_without_public_rows_each_scales_by_its_own(disk: dict[str, Path]) -> None:
     run_plan = build(run(method="local"), PrivateData())
-    one, two = (build_party(for_nodes(run_plan), n, PrivateData(rows=disk[str(n)])).party.context.data for n in (1, 2))
+    one, two = (
+        build_party(for_nodes(run_plan), n, PrivateData(rows=disk[str(n)])).party.context.data
+        for n in (1, 2)
+    )
     assert one is not None and two is not None
     assert torch.allclose(one.every.mean(0), torch.zeros(4), atol=1e-5)
     assert not torch.equal(one.shift, two.shift)
@@ -122,11 +146,17 @@ def test_without_public_rows_each_scales_by_its_own(disk: dict[str, Path]) -> No
 def test_missing_numbers_are_filled_at_each_node(disk: dict[str, Path]) -> None:
     for name in ("1", "2", "public"):
         lines = disk[name].read_text().splitlines()
-        disk[name].write_text("\n".join([*lines[:3], "," + lines[3].partition(",")[2], *lines[4:], ""]))
+        disk[name].write_text(
+            "\n".join([*lines[:3], "," + lines[3].partition(",")[2], *lines[4:], ""])
+        )
     for public in (None, disk["public"]):
-        run_plan = build(run(method="local", data={"missing": "indicator"}), PrivateData(public=public))
+        run_plan = build(
+            run(method="local", data={"missing": "indicator"}), PrivateData(public=public)
+        )
         for n in (1, 2):
-            there = build_party(for_nodes(run_plan), n, PrivateData(rows=disk[str(n)], public=public))
+            there = build_party(
+                for_nodes(run_plan), n, PrivateData(rows=disk[str(n)], public=public)
+            )
             context = there.party.context
             assert there.facts["columns"] == ["a", "a missing", "b", "b missing", "c=x", "c=y"]
             assert context.data is not None and torch.isfinite(context.data.every).all()
@@ -135,7 +165,9 @@ def test_missing_numbers_are_filled_at_each_node(disk: dict[str, Path]) -> None:
             if public is None:
                 assert torch.allclose(context.data.every.mean(0), torch.zeros(6), atol=1e-5)
     with pytest.raises(DataError, match=r"'a' must hold a finite number"):
-        build_party(for_nodes(build(run(method="local"), PrivateData())), 1, PrivateData(rows=disk["1"]))
+        build_party(
+            for_nodes(build(run(method="local"), PrivateData())), 1, PrivateData(rows=disk["1"])
+        )
     with pytest.raises(ConfigError, match="group does not apply with row_schema"):
         run(data={"group": "a"})
 
@@ -150,10 +182,17 @@ def test_a_run_learns_and_is_judged_where_the_rows_are(
     out = tmp_path / "out"
     result = execute(run(method=method, params=params, models=one), out)
     s = result.summary
-    each: dict[int, Any] = {e.party.context.id: score(e.party, on="own") for e in engines[0].places.values()}
-    if method not in ("fedavg", "feddf", "ditto"):  # whose clients are handed weights before they are judged
-        assert s["accuracy"]["per_client"] == pytest.approx([float(found["accuracy"]) for found in each.values()])
-    assert s["chance"] == pytest.approx(np.mean([float(found["chance"]) for found in each.values()]))
+    each: dict[int, Any] = {
+        e.party.context.id: score(e.party, on="own") for e in engines[0].places.values()
+    }
+    # whose clients are handed weights before they are judged
+    if method not in ("fedavg", "feddf", "ditto"):
+        assert s["accuracy"]["per_client"] == pytest.approx(
+            [float(found["accuracy"]) for found in each.values()]
+        )
+    assert s["chance"] == pytest.approx(
+        np.mean([float(found["chance"]) for found in each.values()])
+    )
     assert s["own_accuracy"] is None and s["test_sha256"] is None and s["private_rows"] is True
     assert "score" in engines[0].calls and "predictions" not in engines[0].calls
     assert read(str(out / "config.toml")).run == run(method=method, params=params, models=one)
@@ -165,7 +204,9 @@ def test_a_run_learns_and_is_judged_where_the_rows_are(
 
 def test_a_loss_tells_no_row(disk: dict[str, Path]) -> None:
     """Only a coarse number leaves, however loud the model is."""
-    party = build_party(for_nodes(build(run(method="local"), PrivateData())), 0, PrivateData(rows=disk["0"])).party
+    party = build_party(
+        for_nodes(build(run(method="local"), PrivateData())), 0, PrivateData(rows=disk["0"])
+    ).party
     judged: Any = score(party, on="own")
     exact, messages = predictions(party, on="own")["loss"], judged["loss"]
     assert messages != exact and messages.item() == pytest.approx(round(exact.item(), 3), abs=1e-6)
@@ -191,7 +232,8 @@ def test_a_loss_tells_no_row(disk: dict[str, Path]) -> None:
 def test_a_node_s_policy_has_enough_rows_on_both_sides(
     data: dict[str, Any], rows_each: int, refused: bool, tmp_path: Path
 ) -> None:
-    path, text = tmp_path / "own.csv", for_nodes(build(run(method="local", data=data), PrivateData())).model_dump_json()
+    path = tmp_path / "own.csv"
+    text = for_nodes(build(run(method="local", data=data), PrivateData())).model_dump_json()
     rows(path, rows_each, 3)
     asked = RunRequest(node(tmp_path, methods=["local"], data={"wards": {"rows": path, **ALLOWED}}))
     try:
@@ -223,10 +265,14 @@ def test_the_server_has_a_file_of_its_own(federation: Any, disk: dict[str, Path]
     assert expected(run_plan, 0) == expected(other, 0)  # the server's rows are no node's affair
 
 
-def test_parties_that_hold_other_public_rows_are_reported(disk: dict[str, Path], tmp_path: Path) -> None:
+def test_parties_that_hold_other_public_rows_are_reported(
+    disk: dict[str, Path], tmp_path: Path
+) -> None:
     run_plan = build(run(), PrivateData(public=disk["public"]))
     other = build_party(
-        for_nodes(run_plan), 0, PrivateData(rows=disk["0"], public=rows(tmp_path / "q.csv", 50, 10, labels=False))
+        for_nodes(run_plan),
+        0,
+        PrivateData(rows=disk["0"], public=rows(tmp_path / "q.csv", 50, 10, labels=False)),
     )
     mine = expected(run_plan, 0)
     assert [line.split(":")[0] for line in differences(mine, other.facts)] == ["public", "data"]
@@ -240,7 +286,11 @@ def test_parties_that_hold_other_public_rows_are_reported(disk: dict[str, Path],
     ]
     first = build(run(data={"public_rows": 20}), PrivateData(public=disk["public"]))
     assert (
-        len(build_party(for_nodes(first), 0, PrivateData(rows=disk["0"], public=disk["public"])).party.public_set.rows)
+        len(
+            build_party(
+                for_nodes(first), 0, PrivateData(rows=disk["0"], public=disk["public"])
+            ).party.public_set.rows
+        )
         == 20
     )
     with pytest.raises(DataError, match="must hold 51 rows"):
@@ -249,14 +299,19 @@ def test_parties_that_hold_other_public_rows_are_reported(disk: dict[str, Path],
 
 def test_a_file_or_form_that_is_missing_is_named(disk: dict[str, Path]) -> None:
     for data in ({}, {"public_rows": 20}):
-        with pytest.raises(ConfigError, match=r'^fedal learns .*in federation\.toml, \[data\.wards\] public = "public'):
+        with pytest.raises(
+            ConfigError,
+            match=r'^fedal learns .*in federation\.toml, \[data\.wards\] public = "public',
+        ):
             build(run(method="fedal", data=data), PrivateData())
     sent = for_nodes(build(run(), PrivateData(public=disk["public"])))
     with pytest.raises(ConfigError, match=r"in node\.toml, \[data\.wards\] public"):
         build_party(sent, 0, PrivateData(rows=disk["0"]))
     unformed = {**RUN, "data": {"name": "wards", "clients": 3}}
     with pytest.raises(
-        ConfigError, match=r"neither .* If 'wards' is the nodes' own rows, describe them with \[data\.row_schema\]"
+        ConfigError,
+        match=r"neither .* If 'wards' is the nodes' own rows, describe them with "
+        r"\[data\.row_schema\]",
     ):
         check({"run": {**unformed, "engine": {"name": "net"}}})
     with pytest.raises(ConfigError, match="neither") as alone:
@@ -294,7 +349,12 @@ def test_too_few_rows_are_refused(disk: dict[str, Path], tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"accuracy": torch.tensor(1.5)}, {"accuracy": torch.tensor(float("nan"))}, {"rows": 0}, {"rows": "many"}],
+    [
+        {"accuracy": torch.tensor(1.5)},
+        {"accuracy": torch.tensor(float("nan"))},
+        {"rows": 0},
+        {"rows": "many"},
+    ],
 )
 def test_a_score_that_cannot_be_is_left_out(
     wrong: dict[str, Any], federation: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture

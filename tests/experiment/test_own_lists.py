@@ -14,7 +14,10 @@ from fedloom.core.errors import DataError
 from fedloom.core.objects import find
 from fedloom.experiment.config.objects import data_settings
 
-ROWS: dict[str, Any] = {"x": [row * row % 17 / 4 for row in range(40)], "y": ["a", "a", "b", "b"] * 10}
+ROWS: dict[str, Any] = {
+    "x": [row * row % 17 / 4 for row in range(40)],
+    "y": ["a", "a", "b", "b"] * 10,
+}
 
 
 def found(data: Any, **options: Any) -> Any:
@@ -28,7 +31,9 @@ def test_files_and_tables_of_any_kind_are_one_list(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "b.parquet")
     parts = [tmp_path / "a.csv", str(tmp_path / "b.parquet"), frame]
     for names in (["a", "b"], ["b", "a"]):  # each numbers the classes otherwise
-        features = datasets.Features({"x": datasets.Value("float64"), "y": datasets.ClassLabel(names=names)})
+        features = datasets.Features(
+            {"x": datasets.Value("float64"), "y": datasets.ClassLabel(names=names)}
+        )
         codes = [names.index(word) for word in ROWS["y"]]
         parts.append(datasets.Dataset.from_dict({**ROWS, "y": codes}, features=features))
     data = found(parts, columns={"decimal": ","})
@@ -42,14 +47,18 @@ def test_files_and_tables_of_any_kind_are_one_list(tmp_path: Path) -> None:
 def test_a_mapping_names_the_clients() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(ROWS)
-    result = fedloom.run("local", data={"north": frame, "south": frame}, label="y", rounds=1, models="linear")
+    result = fedloom.run(
+        "local", data={"north": frame, "south": frame}, label="y", rounds=1, models="linear"
+    )
     assert result.summary["clients"] == 2
     assert found({"north": frame, "south": frame}).owners == ("north", "south")
     polars = pytest.importorskip("polars")
     assert found([polars.DataFrame(ROWS).lazy(), frame]).x.shape == (80, 1)
 
 
-def test_masked_cells_of_arrays_are_missing_and_images_need_one_scale(caplog: pytest.LogCaptureFixture) -> None:
+def test_masked_cells_of_arrays_are_missing_and_images_need_one_scale(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     x, y = np.arange(80.0).reshape(40, 2) % 7, [0, 1] * 20
     with pytest.raises(DataError, match="not finite"):
         data_settings([(np.ma.masked_where(x > 5, x), y)] * 2)

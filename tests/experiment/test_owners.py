@@ -1,4 +1,6 @@
-"""Runs on a file whose rows have owners: clients, unseen owners, standardizing, sentences and refusals."""
+"""Runs on a file whose rows have owners: clients, unseen owners, standardizing, sentences and
+refusals.
+"""
 
 import json
 import logging
@@ -27,7 +29,11 @@ def table(tmp_path: Path) -> Path:
     lines = ["hospital,age,dose,disease"]
     for name, size in SIZES.items():
         for row in range(size):
-            dose = "" if (name, row) == ("south", 0) else f"{rng.normal() * (1000 if name == 'east' else 1):.3f}"
+            dose = (
+                ""
+                if (name, row) == ("south", 0)
+                else f"{rng.normal() * (1000 if name == 'east' else 1):.3f}"
+            )
             lines.append(f"{name},{rng.integers(20, 90)},{dose},{'yes' if row % 3 == 0 else 'no'}")
     path = tmp_path / "patients.csv"
     path.write_text("\n".join(lines) + "\n")
@@ -35,7 +41,13 @@ def table(tmp_path: Path) -> Path:
 
 
 def configured(path: Path, *more: str, method: str = "fedavg") -> RunConfig:
-    settings = [f"data.name={path}", "data.label=disease", "data.group=hospital", "data.missing=median", *more]
+    settings = [
+        f"data.name={path}",
+        "data.label=disease",
+        "data.group=hospital",
+        "data.missing=median",
+        *more,
+    ]
     return read(method, settings, {"rounds": 1}).run
 
 
@@ -47,12 +59,17 @@ def test_each_owner_is_a_client(table: Path) -> None:
     assert settings_rows.owner_names(dataset, split) == dataset.owners
     for client, (shard, own) in enumerate(zip(split.shards, split.own_test, strict=True)):
         assert set(dataset.groups[shard]) == set(dataset.groups[own]) == {client}
-        assert len(shard) + len(own) == SIZES[dataset.owners[client]] and len(own) == len(shard) // 3
+        assert (
+            len(shard) + len(own) == SIZES[dataset.owners[client]] and len(own) == len(shard) // 3
+        )
 
 
 def test_columns_are_standardized_by_each_owner_s_training_rows(table: Path) -> None:
     dataset, split = data_of(configured(table))
-    assert settings_rows.basis(dataset, split) == "each owner's own training rows" and dataset.fill == ""
+    assert (
+        settings_rows.basis(dataset, split) == "each owner's own training rows"
+        and dataset.fill == ""
+    )
     for shard in split.shards:
         np.testing.assert_allclose(dataset.x[shard].mean(0), 0, atol=1e-5)
         np.testing.assert_allclose(dataset.x[shard].std(0), 1, atol=1e-5)
@@ -87,7 +104,9 @@ def test_named_owners_are_unseen(table: Path) -> None:
         read("fedavg", [f"data.name={table}", 'data.unseen=["north"]'], {})
 
 
-def test_the_folder_says_who_is_who_and_what_was_fitted_on_what(table: Path, tmp_path: Path) -> None:
+def test_the_folder_says_who_is_who_and_what_was_fitted_on_what(
+    table: Path, tmp_path: Path
+) -> None:
     execute(configured(table), tmp_path / "out")
     partition = json.loads((tmp_path / "out" / "partition.json").read_text())
     assert partition["owners"] == ["east", "north", "south"]
@@ -101,7 +120,9 @@ def test_a_share_a_column_or_owners_are_tested(table: Path) -> None:
     run = configured(table, 'data.test=["south"]')
     assert run.data.clients == 2
     dataset, split = data_of(run)
-    assert dataset.groups is not None and {dataset.owners[k] for k in dataset.groups[split.test]} == {"south"}
+    assert dataset.groups is not None and {
+        dataset.owners[k] for k in dataset.groups[split.test]
+    } == {"south"}
     assert settings_rows.owner_names(dataset, split) == ("east", "north")
     with pytest.raises(ConfigError, match="set test or test_fraction, not both"):
         configured(table, "data.test=0.5", "data.test_fraction=0.2")
@@ -111,7 +132,8 @@ def test_small_owners_are_refused_or_left_out(table: Path) -> None:
     with table.open("a") as file:
         file.write("west,50,1.0,yes\nwest,51,1.0,no\n")
     with pytest.raises(
-        DataError, match=r"at least 4 rows.*west \(2\)\. Leave them out with data\.options\.min_rows = 4"
+        DataError,
+        match=r"at least 4 rows.*west \(2\)\. Leave them out with data\.options\.min_rows = 4",
     ):
         data_of(configured(table))
     run = configured(table, "data.options.min_rows=4", "data.partition=natural")
@@ -122,11 +144,19 @@ def test_a_file_without_owners_is_dealt_at_random_and_a_default_that_separates_c
     table: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn_once.cache_clear()
-    settings = [f"data.name={table}", "data.label=disease", "data.missing=median", "data.drop=['hospital']"]
+    settings = [
+        f"data.name={table}",
+        "data.label=disease",
+        "data.missing=median",
+        "data.drop=['hospital']",
+    ]
     assert read("fedavg", settings, {}).run.data.partition == "iid"
     with caplog.at_level(logging.WARNING):
         data_of(read("fedavg", [*settings, "data.partition=dirichlet", "data.clients=20"], {}).run)
-    assert any("clients have rows of one class, by the default partition" in text for text in caplog.messages)
+    assert any(
+        "clients have rows of one class, by the default partition" in text
+        for text in caplog.messages
+    )
     with caplog.at_level(logging.WARNING):
         caplog.clear()
         data_of(read("fedavg", ["data.name=digits"], {}).run)
@@ -159,6 +189,8 @@ def test_a_frame_with_owners_gives_no_rows_away(table: Path) -> None:
     dataset, split = data_of(run)
     assert settings_rows.basis(dataset, split) == "each owner's own training rows"
     assert (
-        read("fedal", (), {"data": run.data.model_dump(include={"name", "partition", "clients"})}).run.data.public_rows
+        read(
+            "fedal", (), {"data": run.data.model_dump(include={"name", "partition", "clients"})}
+        ).run.data.public_rows
         is None
     )

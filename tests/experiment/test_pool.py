@@ -85,11 +85,16 @@ def test_stopped_then_killed_then_done_and_nothing_is_done_twice(
 
     stopped = run_all(jobs, workers=1, stop=stop)
     assert [one.state for one in stopped] == ["stopped", "left", "left"]
-    assert stopped[0].reason == f"stopped after round {len(rounds(page))}" and not jobs[2].folder.exists()
+    assert (
+        stopped[0].reason == f"stopped after round {len(rounds(page))}"
+        and not jobs[2].folder.exists()
+    )
 
     held = hold(page, 2, 3)
     messages = json.dumps([[job.run.model_dump_json(), str(job.folder)] for job in jobs])
-    with subprocess.Popen([sys.executable, "-c", DRIVER, messages], stderr=subprocess.PIPE) as driver:
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, messages], stderr=subprocess.PIPE
+    ) as driver:
         while "2 3" not in rounds(page) or len(list(tmp_path.glob("run-*/result.json"))) < 2:
             assert driver.poll() is None, driver.stderr and driver.stderr.read()
             time.sleep(0.05)
@@ -105,7 +110,8 @@ def test_stopped_then_killed_then_done_and_nothing_is_done_twice(
     assert [(job.folder / "result.json").stat().st_mtime_ns for job in jobs[:2]] == since
     counts = Counter(rounds(page))
     assert {*counts} == {f"{seed} {t}" for seed in range(3) for t in range(40)}
-    assert {one for one, count in counts.items() if count > 1} == {"2 2", "2 3"}  # since its last checkpoint
+    # since its last checkpoint
+    assert {one for one, count in counts.items() if count > 1} == {"2 2", "2 3"}
     assert not list(tmp_path.glob("run-*/checkpoints"))
     assert (seen[-1].done, seen[-1].kept, seen[-1].of, seen[-1].left) == (3, 2, 3, 0.0)
     for job in jobs:
@@ -125,7 +131,9 @@ def test_a_run_without_rounds_has_no_share(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_fails_is_reported_in_a_line_without_data_and_the_others_continue(page: Path, tmp_path: Path) -> None:
+def test_what_fails_is_reported_in_a_line_without_data_and_the_others_continue(
+    page: Path, tmp_path: Path
+) -> None:
     runs = {
         "killed": a_run(page, "bad", seed=1),
         "memory": a_run(page, "bad", seed=2),
@@ -133,14 +141,19 @@ def test_what_fails_is_reported_in_a_line_without_data_and_the_others_continue(p
         "data": a_run(page, data={"name": str(tmp_path / "nothing.csv"), "clients": 2}),
         "good": a_run(page, rounds=2),
     }
-    jobs = [Job(run, tmp_path / name, name, cost=2.0 if name == "killed" else 1.0) for name, run in runs.items()]
+    jobs = [
+        Job(run, tmp_path / name, name, cost=2.0 if name == "killed" else 1.0)
+        for name, run in runs.items()
+    ]
     torn = tmp_path / "good" / "checkpoints" / "round-000000001.ckpt"
     torn.parent.mkdir(parents=True)
     torn.write_bytes(b"torn")
     seen: list[Standing] = []
     ended = {one.job.name: one for one in run_all(jobs[::-1], workers=2, progress=seen.append)}
     assert [*ended] == [*runs][::-1]
-    assert {name: one.state for name, one in ended.items()} == dict.fromkeys(runs, "failed") | {"good": "finished"}
+    assert {name: one.state for name, one in ended.items()} == dict.fromkeys(runs, "failed") | {
+        "good": "finished"
+    }
     assert seen[0].running == (("killed", 0.0),)  # it is the longest
     assert "was killed, perhaps out of memory" in ended["killed"].reason
     assert "out of memory" in ended["memory"].reason
@@ -148,21 +161,31 @@ def test_what_fails_is_reported_in_a_line_without_data_and_the_others_continue(p
     assert "there is no file or folder" in ended["data"].reason
     assert "row 17 is 0.25" in (tmp_path / "error" / "run.log").read_text()
     assert "starting again" in (tmp_path / "good" / "run.log").read_text()
-    assert sum(one.ended is not None and one.ended.state == "failed" for one in seen) == 4 == seen[-1].failed
+    assert (
+        sum(one.ended is not None and one.ended.state == "failed" for one in seen)
+        == 4
+        == seen[-1].failed
+    )
 
 
-def test_a_worker_that_cannot_start_is_an_error(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_start_is_an_error(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_pool_processes, "_begin", os._exit)
     with pytest.raises(EngineError, match="cannot start a worker process"):
         run_all([Job(a_run(page), tmp_path / "a")], workers=1)
     with pytest.raises(ConfigError, match="two runs share a folder"):
         run_all([Job(a_run(page), tmp_path / "a")] * 2)
-    assert [one.state for one in run_all([Job(a_run(page), tmp_path / "a")], stop=lambda: True)] == ["left"]
+    assert [
+        one.state for one in run_all([Job(a_run(page), tmp_path / "a")], stop=lambda: True)
+    ] == ["left"]
 
 
 @pytest.mark.slow
 def test_killed_workers_leave_no_semaphores_of_progress_bars() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRESS], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRESS], capture_output=True, text=True, timeout=120, check=True
+    )
     assert not done.stderr  # also of the process that looks for leaks, which ends last
 
 
@@ -183,9 +206,16 @@ def test_a_digest_tells_what_moves_a_number(page: Path) -> None:
     )
     values = {"method": "fedal", "params": {"tau": 5}}
     assert {digest(RunConfig(**{**values, **change})) for change in same} == {digest(run)}
-    assert len({digest(run), *(digest(RunConfig(**{**values, **change})) for change in others)}) == len(others) + 1
+    assert (
+        len({digest(run), *(digest(RunConfig(**{**values, **change})) for change in others)})
+        == len(others) + 1
+    )
     before = digest(a_run(page))
-    assert digest(a_run(page, "bad")) != before == digest(a_run(page, name="x", data={"clients": 2, "root": "/there"}))
+    assert (
+        digest(a_run(page, "bad"))
+        != before
+        == digest(a_run(page, name="x", data={"clients": 2, "root": "/there"}))
+    )
     assert digest(RunConfig(method=str(page))) == digest(RunConfig(method=f"{page}:counted"))
     page.write_text(PAGE + "# changed\n")
     assert digest(a_run(page)) != before and len(before) == 16
@@ -214,7 +244,11 @@ def test_data_and_modules_of_the_user_count_by_what_is_in_them(
     runs = {
         table: RunConfig(method="fedal", data={"name": str(table)}),
         folder / "b.csv": RunConfig(method="fedal", data={"name": str(folder)}),
-        module: RunConfig(method="fedal", models={"pool": ["mynet_of_pool:net"]}, data={"partition": "no.such:part"}),
+        module: RunConfig(
+            method="fedal",
+            models={"pool": ["mynet_of_pool:net"]},
+            data={"partition": "no.such:part"},
+        ),
     }
     for file, run in runs.items():
         file.write_text("")
@@ -223,24 +257,33 @@ def test_data_and_modules_of_the_user_count_by_what_is_in_them(
         file.write_text("# more")
         assert digest(run) != before
     own = RunConfig(data={"partition": "fedloom.data.partitions:label_sets"})
-    monkeypatch.setattr(run_digest, "_content", None)  # nothing is read of a run that names no such file
+    # nothing is read of a run that names no such file
+    monkeypatch.setattr(run_digest, "_content", None)
     assert len({digest(own), digest(RunConfig())}) == 2
 
 
-def test_a_folder_that_another_process_is_at_is_left_and_its_result_kept(page: Path, tmp_path: Path) -> None:
+def test_a_folder_that_another_process_is_at_is_left_and_its_result_kept(
+    page: Path, tmp_path: Path
+) -> None:
     run, folder = a_run(page, rounds=1), tmp_path / "a"
     folder.mkdir()
     order = (run.model_dump_json(), str(folder), str(tmp_path / "flag"), execute)
     with locked(folder / ".lock") as held:
         ended = _pool_job.do(*order)
-        assert held and (ended["state"], ended["reason"]) == ("left", "another process is running it")
+        assert held and (ended["state"], ended["reason"]) == (
+            "left",
+            "another process is running it",
+        )
         assert [file.name for file in folder.iterdir()] == [".lock"]
     states = [_pool_job.do(*order)["state"] for _ in range(2)]
     assert states == ["finished", "kept"]
 
 
 def test_a_folder_that_cannot_be_written_to_fails_alone(page: Path, tmp_path: Path) -> None:
-    jobs = [Job(a_run(page, rounds=1), tmp_path / "good"), Job(a_run(page, rounds=1), tmp_path / "bad", cost=2.0)]
+    jobs = [
+        Job(a_run(page, rounds=1), tmp_path / "good"),
+        Job(a_run(page, rounds=1), tmp_path / "bad", cost=2.0),
+    ]
     (tmp_path / "bad" / ".lock").mkdir(parents=True)
     good, bad = run_all(jobs, workers=1)
     assert (good.state, bad.state) == ("finished", "failed")
@@ -248,10 +291,16 @@ def test_a_folder_that_cannot_be_written_to_fails_alone(page: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_run_whose_page_is_edited_meanwhile_fails_and_leaves_no_result(page: Path, tmp_path: Path) -> None:
+def test_a_run_whose_page_is_edited_meanwhile_fails_and_leaves_no_result(
+    page: Path, tmp_path: Path
+) -> None:
     """Of three: under way when the page is edited, not begun yet, and of another page."""
     (tmp_path / "other").mkdir()
-    runs = [a_run(page, rounds=4, seed=0), a_run(page, rounds=4, seed=1), a_run(write(tmp_path / "other"), rounds=1)]
+    runs = [
+        a_run(page, rounds=4, seed=0),
+        a_run(page, rounds=4, seed=1),
+        a_run(write(tmp_path / "other"), rounds=1),
+    ]
     jobs = [Job(run, tmp_path / str(n), cost=3.0 - n) for n, run in enumerate(runs)]
     held = hold(page, 0, 2)
 
@@ -269,7 +318,9 @@ def test_a_run_whose_page_is_edited_meanwhile_fails_and_leaves_no_result(page: P
     ]
     assert not jobs[1].folder.exists() and not (jobs[0].folder / "result.json").exists()
     planned = Job(runs[1], tmp_path / "4", digest="0" * 16)
-    assert [one.state for one in run_all([planned], workers=1)] == ["failed"] and not planned.folder.exists()
+    assert [one.state for one in run_all([planned], workers=1)] == [
+        "failed"
+    ] and not planned.folder.exists()
 
 
 def test_one_run_at_a_time_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +343,9 @@ def test_time_left_goes_by_the_cost_of_what_finished(page: Path, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*(subprocess|unclosed).*:ResourceWarning")
-def test_the_same_on_a_ray_cluster(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_on_a_ray_cluster(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray")
     with tempfile.TemporaryDirectory(prefix="fl", dir="/tmp", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("RAY_TMPDIR", folder)
@@ -305,7 +358,11 @@ def test_the_same_on_a_ray_cluster(page: Path, tmp_path: Path, monkeypatch: pyte
             ended[0] = now.done + now.failed
 
         first = run_all(
-            [*jobs, long], ray="local", workers=2, progress=count, stop=lambda: ended[0] == 2 and "5 3" in rounds(page)
+            [*jobs, long],
+            ray="local",
+            workers=2,
+            progress=count,
+            stop=lambda: ended[0] == 2 and "5 3" in rounds(page),
         )
         assert [one.state for one in first] == ["finished", "failed", "stopped"]
         assert first[1].reason == "lost by the cluster (WorkerCrashedError)"

@@ -1,4 +1,6 @@
-"""The server's own model: trained on its own rows alone, kept, checked when it is read, and given to nobody else."""
+"""The server's own model: trained on its own rows alone, kept, checked when it is read, and given
+to nobody else.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,20 @@ SERVER = 300
 
 
 def a_run(seed: int = 0, method: str = "fedavg", server: int = SERVER, **section: Any) -> RunConfig:
-    values = {"method": method, "seed": seed, "rounds": 1, "data": {"clients": 3, "server_rows": server}}
+    values = {
+        "method": method,
+        "seed": seed,
+        "rounds": 1,
+        "data": {"clients": 3, "server_rows": server},
+    }
     return check({"run": {**values, "pretrained": section}}).run
 
 
 def a_training(model: str = "mlp", name: str = "digits", **settings: Any) -> Training:
     """Of a model on the rows that a run's server has."""
-    run = check({"run": {"method": "fedavg", "data": {"name": name, "clients": 2, "server_rows": 60}}}).run
+    run = check(
+        {"run": {"method": "fedavg", "data": {"name": name, "clients": 2, "server_rows": 60}}}
+    ).run
     dataset, shares = data_of(run)
     usual: dict[str, Any] = {"norm": None, "epochs": 4, "lr": 0.05, "batch_size": 16, "seed": 0}
     return Training(dataset, shares.server, model, **usual | settings)
@@ -103,7 +112,9 @@ def test_a_stopped_training_ends_with_the_same_bits(model: str, name: str, tmp_p
     assert not stopped.with_name("stopped.safetensors.part").exists()
 
 
-def test_what_another_training_left_half_done_is_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_another_training_left_half_done_is_begun_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file, epochs = tmp_path / "x.safetensors", []
 
     def stop(*_: Any) -> None:
@@ -117,10 +128,15 @@ def test_what_another_training_left_half_done_is_begun_anew(tmp_path: Path, capl
     train(a_training(seed=2), file, lambda epoch, *_: epochs.append(epoch))
     assert epochs == [1, 2, 3, 4] * 2
     messages = [r.message for r in caplog.records]
-    assert messages == [f"{file}.part is damaged or from another training; pretraining starts again"] * 2
+    assert (
+        messages
+        == [f"{file}.part is damaged or from another training; pretraining starts again"] * 2
+    )
 
 
-def test_of_what_is_half_sound_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_what_is_half_sound_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, file = tmp_path / "whole.safetensors", tmp_path / "x.safetensors"
     write = write_atomically
 
@@ -140,16 +156,23 @@ def test_of_what_is_half_sound_nothing_is_kept(tmp_path: Path, monkeypatch: pyte
 
 def test_the_rate_falls_where_the_papers_script_lets_it() -> None:
     training = a_training(epochs=240)
-    rates = {epoch: pretraining._optimizer(training, epoch).lr for epoch in (0, 149, 150, 179, 180, 209, 210, 239)}
+    rates = {
+        epoch: pretraining._optimizer(training, epoch).lr
+        for epoch in (0, 149, 150, 179, 180, 209, 210, 239)
+    }
     assert list(rates.values()) == pytest.approx([0.05, 0.05, 0.005, 0.005, 5e-4, 5e-4, 5e-5, 5e-5])
 
 
 def test_a_training_that_diverges_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"diverged in epoch 1: lower pretrained\.lr \(now 1e\+30\)"):
+    with pytest.raises(
+        ModelError, match=r"diverged in epoch 1: lower pretrained\.lr \(now 1e\+30\)"
+    ):
         train(a_training(lr=1e30), tmp_path / "x.safetensors", quietly)
 
 
-def test_a_place_that_cannot_be_written_to_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_cannot_be_written_to_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a").write_text("a file")
     monkeypatch.setattr(pretraining, "_pass", None)  # before any work
     for folder in (tmp_path / "a", Path("/proc")):
@@ -163,10 +186,17 @@ def test_pictures_move_over_a_black_ground_and_only_color_is_mirrored() -> None:
     shifts = set()
     for before, after in zip(raw[:, 0], found[:, 0], strict=True):
         wide = nn.functional.pad(before, [4] * 4)
-        places = [(i, j) for i in range(9) for j in range(9) if torch.equal(wide[i : i + 28, j : j + 28], after)]
+        places = [
+            (i, j)
+            for i in range(9)
+            for j in range(9)
+            if torch.equal(wide[i : i + 28, j : j + 28], after)
+        ]
         assert len(places) == 1  # so it was not mirrored
         shifts |= set(places)
-    assert len(shifts) > 40 and max(max(s) for s in shifts) == 8 and min(min(s) for s in shifts) == 0
+    assert (
+        len(shifts) > 40 and max(max(s) for s in shifts) == 8 and min(min(s) for s in shifts) == 0
+    )
     color = torch.arange(3 * 6 * 6).view(1, 3, 6, 6).repeat(200, 1, 1, 1)  # too small to be moved
     found = moved(color, np.random.default_rng(0))
     mirrored = [torch.equal(x, color[0].flip(2)) for x in found]
@@ -177,7 +207,9 @@ def test_pictures_move_over_a_black_ground_and_only_color_is_mirrored() -> None:
 # --- in a run ------------------------------------------------------------------------------------
 
 
-def test_a_run_trains_its_servers_model_once_for_all_seeds(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_trains_its_servers_model_once_for_all_seeds(
+    own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "fedloom.pretraining")
     built = [build(a_run(seed, model="mlp", epochs=20)) for seed in (0, 1)]
     assert not own_cache.exists()  # nobody has asked for it yet
@@ -185,7 +217,9 @@ def test_a_run_trains_its_servers_model_once_for_all_seeds(own_cache: Path, capl
     assert len(list(own_cache.glob("*.safetensors"))) == 1
     assert sum("pretraining mlp" in r.message for r in caplog.records) == 1
     for other in (second, again):
-        assert all(torch.equal(p, q) for p, q in zip(first.parameters(), other.parameters(), strict=True))
+        assert all(
+            torch.equal(p, q) for p, q in zip(first.parameters(), other.parameters(), strict=True)
+        )
     assert not first.training and not any(p.requires_grad for p in first.parameters())
     rows = built[0].server.context.rows
     x, y = rows.every, rows.y(torch.arange(len(rows)))
@@ -201,7 +235,9 @@ def test_a_run_trains_its_servers_model_once_for_all_seeds(own_cache: Path, capl
         ({"pool": ["mlp", "linear"]}, "cnn-small", None),
     ],
 )
-def test_unless_one_is_named_it_is_the_clients_network(models: dict[str, Any], network: str, norm: str | None) -> None:
+def test_unless_one_is_named_it_is_the_clients_network(
+    models: dict[str, Any], network: str, norm: str | None
+) -> None:
     run = check({"run": {"method": "fedpcl", "models": models}}).run
     section = pretrained_of(run, "image")
     assert (section.model, section.norm) == (network, norm)
@@ -216,7 +252,9 @@ def test_unless_a_number_is_named_its_server_has_a_quarter_of_the_rows(training:
     assert check({"run": {"method": "fedavg"}}).run.data.rows_at_server(training) == 0
 
 
-def test_a_method_by_its_name_alone_trains_no_model_that_it_does_not_ask_for(own_cache: Path) -> None:
+def test_a_method_by_its_name_alone_trains_no_model_that_it_does_not_ask_for(
+    own_cache: Path,
+) -> None:
     settings: dict[str, Any] = {
         "rounds": 1,
         "data": {"clients": 2},
@@ -237,7 +275,9 @@ def test_a_kept_model_that_is_damaged_is_trained_again(own_cache: Path) -> None:
     for torn in (b"", whole[:-4], whole[:-1] + bytes([whole[-1] ^ 1])):
         kept.write_bytes(torn)
         after = context.teacher()
-        assert all(torch.equal(p, q) for p, q in zip(before.parameters(), after.parameters(), strict=True))
+        assert all(
+            torch.equal(p, q) for p, q in zip(before.parameters(), after.parameters(), strict=True)
+        )
         assert kept.read_bytes() == whole
 
 
@@ -276,7 +316,9 @@ def test_clients_of_a_method_that_hands_it_out_know_the_architecture_alone(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = find("fedavg")
-    monkeypatch.setattr(RunConfig, "resolve", lambda self: (_with_encoder(method), method.configure(), 1))
+    monkeypatch.setattr(
+        RunConfig, "resolve", lambda self: (_with_encoder(method), method.configure(), 1)
+    )
     built = build(a_run(file=str(file)))
     own = built.server.context.teacher().state_dict()
     encoders = [client().context.encoder() for client in built.clients]
@@ -292,7 +334,10 @@ def _with_encoder(method: Any) -> Any:
 
 
 def test_a_method_that_hands_it_out_needs_one() -> None:
-    with pytest.raises(ConfigError, match=r"^pretrained: fedavg needs a pretrained model.*pretrained\.model=resnet8x4"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^pretrained: fedavg needs a pretrained model.*pretrained\.model=resnet8x4",
+    ):
         PretrainedConfig().check(_with_encoder(find("fedavg")), server=True)
 
 
@@ -313,7 +358,9 @@ def test_a_run_with_another_plain_file_is_another_run(tmp_path: Path) -> None:
     assert marks[0] == marks[1] != marks[2]
 
 
-def test_a_run_with_another_folder_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_another_folder_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedloom.models.external.check_name", lambda name: None)
     (tmp_path / "in").mkdir()
     inner, run = tmp_path / "in" / "model.safetensors", a_run(model=f"hf:{tmp_path}")
@@ -330,12 +377,19 @@ def test_a_run_with_another_folder_is_another_run(tmp_path: Path, monkeypatch: p
 def test_a_file_says_what_it_is(file: Path) -> None:
     with safe_open(file, "pt") as opened:
         said = json.loads(opened.metadata()["fedloom"])
-    assert (said["model"], said["norm"], said["shape"], said["classes"]) == ("mlp", "none", [1, 8, 8], 10)
+    assert (said["model"], said["norm"], said["shape"], said["classes"]) == (
+        "mlp",
+        "none",
+        [1, 8, 8],
+        10,
+    )
     assert (said["dataset"], said["rows"], said["epochs"], said["seed"]) == ("digits", SERVER, 2, 0)
     assert said["shift"] == said["scale"] == [8.0] and said["test_rows"] == 1797 - SERVER
 
 
-def test_one_file_serves_all_seeds_and_numbers_of_clients(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_file_serves_all_seeds_and_numbers_of_clients(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for seed in (0, 5):
         build(a_run(seed, file=str(file)))
     assert not caplog.records
@@ -344,7 +398,9 @@ def test_one_file_serves_all_seeds_and_numbers_of_clients(file: Path, caplog: py
 @pytest.mark.parametrize("server", [0, 200, 301])
 def test_a_model_that_may_have_seen_other_parties_rows_is_refused(server: int, file: Path) -> None:
     with pytest.raises(
-        ConfigError, match=rf"300 rows of digits which are not the {server} rows.*: set data\.server_rows=300, or"
+        ConfigError,
+        match=rf"300 rows of digits which are not the {server} rows.*: set data\.server_rows=300, "
+        r"or",
     ):
         build(a_run(server=server, file=str(file)))
 
@@ -359,7 +415,9 @@ def test_of_other_data_nothing_is_known(file: Path, caplog: pytest.LogCaptureFix
     assert "trained on digits, whose content differs from this run's sdigits" in caplog.text
 
 
-def test_a_plain_file_is_read_when_its_network_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plain_file_is_read_when_its_network_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     plain = tmp_path / "plain.safetensors"
     net = models.build("resnet8", (1, 8, 8), 10, norm="batch", seed=4)
     save_file(net.state_dict(), plain)
@@ -369,21 +427,32 @@ def test_a_plain_file_is_read_when_its_network_is_named(tmp_path: Path, caplog: 
     found = built[0].server.context.teacher()
     assert all(torch.equal(p, q) for p, q in zip(found.parameters(), net.parameters(), strict=True))
     assert [r.message for r in caplog.records if "are unknown" in r.message] == [
-        f"pretrained: the training data of {plain} are unknown: they may include client or test rows"
+        f"pretrained: the training data of {plain} are unknown: they may include client or test "
+        "rows"
     ]
-    with pytest.raises(CheckpointError, match=r"does not have the weights of resnet8: body\.1\.num_batches"):
+    with pytest.raises(
+        CheckpointError, match=r"does not have the weights of resnet8: body\.1\.num_batches"
+    ):
         build(a_run(file=str(plain), model="resnet8", norm="group"))
 
 
 @pytest.mark.parametrize(
     ("section", "why"),
     [
-        ({"model": "linear"}, r"pretrained\.model: .* was made with mlp, not linear: leave the setting out"),
+        (
+            {"model": "linear"},
+            r"pretrained\.model: .* was made with mlp, not linear: leave the setting out",
+        ),
         ({"norm": "batch"}, r"pretrained\.norm: .* was made with none, not batch"),
-        ({"model": "mlp", "epochs": 7}, r"pretrained\.epochs: .* was made with 2, not 7.*pretrain a new model"),
+        (
+            {"model": "mlp", "epochs": 7},
+            r"pretrained\.epochs: .* was made with 2, not 7.*pretrain a new model",
+        ),
     ],
 )
-def test_what_the_config_says_of_a_file_must_be_so(section: dict[str, Any], why: str, file: Path) -> None:
+def test_what_the_config_says_of_a_file_must_be_so(
+    section: dict[str, Any], why: str, file: Path
+) -> None:
     with pytest.raises(ConfigError, match=why):
         build(a_run(file=str(file), **section))
     build(a_run(file=str(file), model="mlp", norm="none", epochs=2))
@@ -392,7 +461,10 @@ def test_what_the_config_says_of_a_file_must_be_so(section: dict[str, Any], why:
 def test_a_file_for_other_inputs_is_refused(file: Path) -> None:
     run = check({"run": {"method": "fedavg", "data": {"name": "wine", "clients": 2}}}).run
     run = run.model_copy(update={"pretrained": PretrainedConfig(file=str(file))})
-    with pytest.raises(ConfigError, match=r"inputs of shape \(1, 8, 8\) and 10 classes \(digits\), not \(13,\) and 3"):
+    with pytest.raises(
+        ConfigError,
+        match=r"inputs of shape \(1, 8, 8\) and 10 classes \(digits\), not \(13,\) and 3",
+    ):
         build(run)
 
 
@@ -418,10 +490,17 @@ def _card(tensors: Any, metadata: Any, **values: Any) -> None:
             lambda t, m: t.update({"head.bias": torch.ones(3)}),
             r"head\.bias is F32 of shape \(3,\), not F32 of shape \(10,",
         ),
-        (lambda t, m: t.update({"head.bias": t["head.bias"].half()}), r"bias is F16 .* not F32 .*; save it as float32"),
-        (lambda t, m: _card(t, m, classes=1), "has an invalid card.*classes.*write it again with fedloom pretrain"),
+        (
+            lambda t, m: t.update({"head.bias": t["head.bias"].half()}),
+            r"bias is F16 .* not F32 .*; save it as float32",
+        ),
+        (
+            lambda t, m: _card(t, m, classes=1),
+            "has an invalid card.*classes.*write it again with fedloom pretrain",
+        ),
         (lambda t, m: _card(t, m, scale=[0.0]), "scale above 0"),
-        (lambda t, m: _card(t, m, scale=[1e-60]), "scale above 0"),  # 0 in the type that it is used in
+        # 0 in the type that it is used in
+        (lambda t, m: _card(t, m, scale=[1e-60]), "scale above 0"),
         (lambda t, m: _card(t, m, scale=[float("inf")]), "a finite number for each channel"),
         (lambda t, m: _card(t, m, shift=[float("nan")]), "a finite number for each channel"),
         (lambda t, m: _card(t, m, shift=[1.0, 2.0]), "a finite number for each channel"),
@@ -429,7 +508,9 @@ def _card(tensors: Any, metadata: Any, **values: Any) -> None:
         (lambda t, m: m.update(fedloom="[" * 10_000), "has an invalid card"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_before_any_work(change: Any, why: str, file: Path) -> None:
+def test_a_file_that_does_not_fit_is_refused_before_any_work(
+    change: Any, why: str, file: Path
+) -> None:
     changed(file, change)
     with pytest.raises(CheckpointError, match=why):
         build(a_run(file=str(file)))
@@ -452,15 +533,21 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         context.teacher()
 
 
-@pytest.mark.parametrize("content", [b"", b"\x80\x02}q\x00.", b"PK\x03\x04" + bytes(200), b"\xff" * 64])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x80\x02}q\x00.", b"PK\x03\x04" + bytes(200), b"\xff" * 64]
+)
 def test_what_is_no_safetensors_file_is_refused(content: bytes, tmp_path: Path) -> None:
     wrong = tmp_path / "weights.pt"
     wrong.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"is not a safetensors file .*safetensors\.torch\.save_file"):
+    with pytest.raises(
+        CheckpointError, match=r"is not a safetensors file .*safetensors\.torch\.save_file"
+    ):
         build(a_run(file=str(wrong), model="mlp"))
 
 
-def test_a_missing_file_and_a_huge_one(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_and_a_huge_one(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(CheckpointError, match=r"there is no file .*fedloom pretrain"):
         build(a_run(file=str(tmp_path / "nothing.safetensors")))
     monkeypatch.setattr(weights, "MAX_BYTES", 100)
@@ -486,18 +573,24 @@ def test_a_model_sees_what_it_was_trained_on_whatever_the_run_scales_by() -> Non
     image = models.build("cnn-small", (2, 4, 4), 3, seed=0)
     x = torch.randn(2, 2, 4, 4)
     shifted: Any = Rescaled(image, ((0.0, 0.0), (1.0, 1.0)), ((1.0, -1.0), (2.0, 4.0)), dims=3)
-    expected = (x - torch.tensor([1.0, -1.0]).view(2, 1, 1)) / torch.tensor([2.0, 4.0]).view(2, 1, 1)
+    expected = (x - torch.tensor([1.0, -1.0]).view(2, 1, 1)) / torch.tensor([2.0, 4.0]).view(
+        2, 1, 1
+    )
     assert torch.allclose(shifted(x), image(expected), atol=1e-6)
 
 
 def test_a_model_of_another_table_keeps_its_own_scale(tmp_path: Path) -> None:
-    run = check({"run": {"method": "fedavg", "data": {"name": "wine", "clients": 2, "server_rows": 60}}}).run
+    run = check(
+        {"run": {"method": "fedavg", "data": {"name": "wine", "clients": 2, "server_rows": 60}}}
+    ).run
     dataset, shares = data_of(run)
     path = tmp_path / "wine.safetensors"
     train(a_training("mlp", "wine"), path, quietly)
     cfg = PretrainedConfig(file=str(path))
     own = pretrained.server_pretrained(cfg, dataset, shares.server, "cpu")
-    other = replace(dataset, y=dataset.y[::-1].copy(), shift=dataset.shift + 1, scale=dataset.scale * 2)
+    other = replace(
+        dataset, y=dataset.y[::-1].copy(), shift=dataset.shift + 1, scale=dataset.scale * 2
+    )
     far = pretrained.server_pretrained(cfg, other, shares.server, "cpu")
     assert own is not None and far is not None
     raw = torch.from_numpy(dataset.x[:5])
@@ -512,7 +605,10 @@ def test_a_model_of_another_table_keeps_its_own_scale(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "why"),
     [
-        ({"model": "resnet9"}, r"pretrained\.model: there is no model 'resnet9'\. Did you mean 'resnet8'"),
+        (
+            {"model": "resnet9"},
+            r"pretrained\.model: there is no model 'resnet9'\. Did you mean 'resnet8'",
+        ),
         ({"model": "nowhere:net"}, r"pretrained\.model: .*cannot import nowhere"),
         ({"norm": "batch"}, "^pretrained\\.norm needs a model"),
         ({"model": "my.nets:net", "norm": "batch"}, "norm does not apply to my.nets:net, which"),
@@ -531,8 +627,14 @@ def test_a_section_that_cannot_be_is_refused_at_once(section: dict[str, Any], wh
 
 
 def test_what_is_reported_of_a_model_that_is_chosen_by_itself_is_heard() -> None:
-    section = check({"run": {"method": "augfl", "pretrained": {"epochs": 7, "norm": "batch"}}}).run.pretrained
-    assert (section.model, section.epochs, section.like("mlp", "group").norm) == ("auto", 7, "batch")
+    section = check(
+        {"run": {"method": "augfl", "pretrained": {"epochs": 7, "norm": "batch"}}}
+    ).run.pretrained
+    assert (section.model, section.epochs, section.like("mlp", "group").norm) == (
+        "auto",
+        7,
+        "batch",
+    )
     with pytest.raises(ConfigError, match=r"^pretrained\.norm does not apply to nets:tiny"):
         section.like("nets:tiny", None)
     assert section.model_copy(update={"norm": None}).like("nets:tiny", None).model == "nets:tiny"
@@ -541,18 +643,23 @@ def test_what_is_reported_of_a_model_that_is_chosen_by_itself_is_heard() -> None
 def test_a_model_to_train_needs_rows_of_the_server() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"pretrained\.model: mlp is trained .* but the server has none.*data\.server_rows=1000",
+        match=r"pretrained\.model: mlp is trained .* but the server has "
+        r"none.*data\.server_rows=1000",
     ):
         a_run(server=0, model="mlp")
 
 
 def test_methods_that_share_columns_have_no_such_model() -> None:
-    with pytest.raises(ConfigError, match="pretrained: split shares columns, not rows: leave the section out"):
+    with pytest.raises(
+        ConfigError, match="pretrained: split shares columns, not rows: leave the section out"
+    ):
         a_run(method="split", server=0, file="x.safetensors")
 
 
 def test_a_network_that_does_not_fit_the_rows_is_refused_before_any_work() -> None:
-    run = check({"run": {"method": "fedavg", "data": {"name": "wine", "clients": 2, "server_rows": 30}}}).run
+    run = check(
+        {"run": {"method": "fedavg", "data": {"name": "wine", "clients": 2, "server_rows": 30}}}
+    ).run
     run = run.model_copy(update={"pretrained": PretrainedConfig(model="resnet8")})
     with pytest.raises(ModelError, match="resnet8 takes images"):
         build(run)
@@ -564,7 +671,9 @@ def test_paths_are_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert PretrainedConfig(file="a.safetensors").file == str(tmp_path / "a.safetensors")
     assert PretrainedConfig(model="hf:vit").model == f"hf:{tmp_path / 'vit'}"
     assert PretrainedConfig(model="hf:some/vit").model == "hf:some/vit"
-    assert PretrainedConfig(file="~nobodyx/a.safetensors").file == str(tmp_path / "~nobodyx" / "a.safetensors")
+    assert PretrainedConfig(file="~nobodyx/a.safetensors").file == str(
+        tmp_path / "~nobodyx" / "a.safetensors"
+    )
     assert PretrainedConfig(model="hf:~nobodyx/vit").model == "hf:~nobodyx/vit"
 
 

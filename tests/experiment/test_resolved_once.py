@@ -39,13 +39,25 @@ def test_in_python(resolved: list[str], tmp_path: Path) -> None:
 
 
 def test_by_the_command(resolved: list[str], command: Callable[..., Done]) -> None:
-    command("run", "fedal", "--rounds", "1", "-s", "models.pool=['linear']", "-s", "data.clients=3", "--out", "run")
+    command(
+        "run",
+        "fedal",
+        "--rounds",
+        "1",
+        "-s",
+        "models.pool=['linear']",
+        "-s",
+        "data.clients=3",
+        "--out",
+        "run",
+    )
     assert resolved == ["fedal"]
 
 
 def test_in_a_comparison(resolved: list[str]) -> None:
     fedloom.compare(["fedal", "fedmd"], seeds=[0, 1], **SMALL)
-    assert sorted(resolved) == ["fedal"] * 3 + ["fedmd"] * 3  # a run of each seed, and the preset for the remarks
+    # a run of each seed, and the preset for the remarks
+    assert sorted(resolved) == ["fedal"] * 3 + ["fedmd"] * 3
 
 
 def test_a_copy_with_other_settings_is_resolved_anew() -> None:
@@ -53,5 +65,6 @@ def test_a_copy_with_other_settings_is_resolved_anew() -> None:
     assert run.resolve() is run.resolve() and run.resolve()[1].tau == 2
     other = run.model_copy(update={"params": {"tau": 3}, "rounds": 4})
     assert other.resolve()[1].tau == 3 and other.resolve()[2] == 4
-    assert run == RunConfig.model_validate({**SMALL, "params": {"tau": 2}})  # one is resolved, the other is not
+    # one is resolved, the other is not
+    assert run == RunConfig.model_validate({**SMALL, "params": {"tau": 2}})
     assert "_resolved" not in run.model_dump()

@@ -72,7 +72,10 @@ def test_the_folder_holds_what_is_promised(whole: tuple[Path, dict[str, Any]]) -
     } <= names
     assert len(list((folder / "checkpoints").iterdir())) == 2
     assert json.loads((folder / "result.json").read_text()) == summary
-    keys = "method preset seed rounds dataset clients accuracy chance bytes seconds failures state_sha256"
+    keys = (
+        "method preset seed rounds dataset clients accuracy chance bytes seconds failures "
+        "state_sha256"
+    )
     assert set(keys.split()) <= set(summary)
     assert (summary["method"], summary["rounds"], summary["dataset"], summary["clients"]) == (
         "fedal",
@@ -86,7 +89,9 @@ def test_the_folder_holds_what_is_promised(whole: tuple[Path, dict[str, Any]]) -
     assert summary["bytes"]["up"] == 10 * 8 * 4 * 4 * 2 * 6
     assert summary["bytes"]["down"] == 2 * summary["bytes"]["up"]
     assert read(str(folder / "config.toml")).run == small()
-    text = "".join((folder / n).read_text() for n in ("environment.json", "config.toml", "result.json"))
+    text = "".join(
+        (folder / n).read_text() for n in ("environment.json", "config.toml", "result.json")
+    )
     assert str(Path.cwd()) not in text
 
 
@@ -99,8 +104,12 @@ def test_metrics_are_one_tidy_table(whole: tuple[Path, dict[str, Any]]) -> None:
     final = {(r[4], r[3]): float(r[5]) for r in rows if r[0] == "6" and r[2] == "transfer"}
     assert final["accuracy mean", ""] == summary["accuracy"]["mean"]
     assert final["accuracy", "client-3"] == summary["accuracy"]["per_client"][3]
-    assert {"discriminator loss", "discriminator accuracy"} <= {m for m, p in final if p == "server"}
-    assert {"gradient norm kd", "gradient norm adv", "gradient norm lf", "agreement"} <= {m for m, _ in final}
+    assert {"discriminator loss", "discriminator accuracy"} <= {
+        m for m, p in final if p == "server"
+    }
+    assert {"gradient norm kd", "gradient norm adv", "gradient norm lf", "agreement"} <= {
+        m for m, _ in final
+    }
     every = {r[0] for r in rows if r[4] == "discriminator loss"}
     assert every == {str(t) for t in range(1, 7)}  # diagnostics of each round
     looked = {r[0] for r in rows if r[4] == "accuracy mean"}
@@ -123,10 +132,13 @@ def test_the_strict_engine_gives_the_same_bits(whole: tuple[Path, dict[str, Any]
 def test_methods_share_splits_weights_and_batches() -> None:
     runs = {n: execute(small(method=n, rounds=0)) for n in ("fedal", "fedmd", "local")}
     assert len({r.summary["public_sha256"] for r in runs.values()}) == 1
-    assert len({tuple(r.summary["accuracy"]["per_client"]) for r in runs.values()}) == 1  # initial weights
+    # initial weights
+    assert len({tuple(r.summary["accuracy"]["per_client"]) for r in runs.values()}) == 1
     first = []  # and batches: until something is learned from others, the methods are one
     for name in ("fedal", "fedmd-lf", "local"):
-        rows = execute(small(method=name, rounds=1, evaluate={"points": 1}, params={"tau": 1, "batch_size": 8})).metrics
+        rows = execute(
+            small(method=name, rounds=1, evaluate={"points": 1}, params={"tau": 1, "batch_size": 8})
+        ).metrics
         first.append([r[5] for r in rows if r[2] == "local" and r[4] in ("accuracy", "loss mean")])
     assert first[0] == first[1] == first[2] and len(first[0]) == 5
 
@@ -150,16 +162,22 @@ def test_a_stopped_run_resumes_to_the_same_bits(
     assert (tmp_path / "ledger.csv").read_text() == (whole[0] / "ledger.csv").read_text()
 
 
-def test_the_folder_s_own_config_resumes_its_run(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_folder_s_own_config_resumes_its_run(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     """Also where the file says the same in other words: "none", and a preset spelled out."""
     run = small(preset="paper", params={"tau": 2, "batch_size": 8, "gradient_cap": None})
     with pytest.raises(Stopped):
         execute(run, tmp_path, stop=lambda: True)
     resumed = execute(read(str(tmp_path / "config.toml")).run, tmp_path, resume=True).summary
-    assert resumed["state_sha256"] == execute(run).summary["state_sha256"] != whole[1]["state_sha256"]
+    assert (
+        resumed["state_sha256"] == execute(run).summary["state_sha256"] != whole[1]["state_sha256"]
+    )
 
 
-def test_resuming_a_finished_run_changes_nothing(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_resuming_a_finished_run_changes_nothing(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     execute(small(), tmp_path)
     again = execute(small(), tmp_path, resume=True).summary
     assert again["state_sha256"] == whole[1]["state_sha256"]
@@ -184,7 +202,9 @@ def test_killed_at_any_moment_it_ends_as_if_unbroken(tmp_path: Path) -> None:
     kills = 0
     for checkpoints in (1, 8, 20):  # kill right after so many have been written
         process = subprocess.Popen(
-            [*COMMAND, *flags, "--out", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*COMMAND, *flags, "--out", str(folder)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         goal = 60 * checkpoints // 40
         while process.poll() is None:
@@ -236,7 +256,9 @@ def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:
         checkpoint.load(path, "x")
 
 
-def test_an_atomic_write_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_atomic_write_leaves_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "x.json"
     paths.write_atomically(path, b"old")
 
@@ -250,7 +272,9 @@ def test_an_atomic_write_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest
 
 
 def test_links_in_a_folder_of_somebody_elses_are_replaced(tmp_path: Path) -> None:
-    """Such as that of a run that was sent: a report of it must not write where a link in it leads."""
+    """Such as that of a run that was sent: a report of it must not write where a link
+    in it leads.
+    """
     execute(small(rounds=1), tmp_path / "run")
     (precious := tmp_path / "precious").write_text("mine")
     for name in ("report.html", ".report.html.draft", ".live.json.draft"):
@@ -258,7 +282,9 @@ def test_links_in_a_folder_of_somebody_elses_are_replaced(tmp_path: Path) -> Non
         (tmp_path / "run" / name).symlink_to(precious)
     report.write(tmp_path / "run")
     paths.replace_text(tmp_path / "run" / "live.json", "{}")
-    assert precious.read_text() == "mine" and "<html" in (tmp_path / "run" / "report.html").read_text()
+    assert (
+        precious.read_text() == "mine" and "<html" in (tmp_path / "run" / "report.html").read_text()
+    )
     assert not any(path.is_symlink() for path in (tmp_path / "run").iterdir())
 
 
@@ -297,11 +323,14 @@ def test_every_method_runs_with_its_own_defaults(name: str) -> None:
     """Rows and rounds are few, for speed; all else is what the name alone gives."""
     method = registry()[name]
     few_of = {"pretrain": 1, "pretrain_rounds": 1, "local_rounds": 1}
-    short: dict[str, Any] = {key: number for key, number in few_of.items() if key in method.config.model_fields}
+    short: dict[str, Any] = {
+        key: number for key, number in few_of.items() if key in method.config.model_fields
+    }
     rounds = max(2, method.configure(params=short).min_rounds)
     few: dict[str, Any] = {"test_fraction": 0.8, "test_rows": 60}
     if name == "fedcox":  # which needs two classes and a time
-        few, short = {"name": "breast_cancer", "test_fraction": 0.5, "clients": 10}, {"time": "mean area", "l2": 1.0}
+        few = {"name": "breast_cancer", "test_fraction": 0.5, "clients": 10}
+        short = {"time": "mean area", "l2": 1.0}
     result, columns = (
         fedloom.run(name, rounds=rounds, data=few, params=short),
         method.setting == "vertical",
@@ -315,7 +344,9 @@ def test_every_method_runs_with_its_own_defaults(name: str) -> None:
 
 @pytest.mark.parametrize("data", ["wine", "breast_cancer"])
 def test_tables_work_too(data: str) -> None:
-    result = fedloom.run("fedal", iterations=60, data={"name": data, "clients": 4, "public_rows": 30})
+    result = fedloom.run(
+        "fedal", iterations=60, data={"name": data, "clients": 4, "public_rows": 30}
+    )
     assert result.accuracy > result.summary["chance"]
 
 
@@ -323,8 +354,13 @@ def test_a_client_with_another_public_set_is_refused() -> None:
     run_plan = build(small())
     contexts = [make.args[1] for make in run_plan.clients]
     other = PublicSet(contexts[1].public.rows, 0, "0123456789abcdef0123456789abcdef")
-    parties = [run_plan.method.client(run_plan.cfg, replace(s, public=other) if s.id == 1 else s) for s in contexts]
-    with pytest.raises(DataError, match=r"client-1 holds different public rows: their digest is 0123456789abcdef…"):
+    parties = [
+        run_plan.method.client(run_plan.cfg, replace(s, public=other) if s.id == 1 else s)
+        for s in contexts
+    ]
+    with pytest.raises(
+        DataError, match=r"client-1 holds different public rows: their digest is 0123456789abcdef…"
+    ):
         agree(LocalEngine(parties), run_plan.data.public_digest)
 
 
@@ -334,7 +370,9 @@ def test_data_that_changed_is_not_resumed(tmp_path: Path) -> None:
     lines = [f"{a:.3f},{b:.3f},{int(a > b)}" for a, b in rng.normal(size=(200, 2))]
     pytest.importorskip("datasets")
     table.write_text("\n".join(["a,b,label", *lines]))
-    run = small(data={"name": str(table), "clients": 3, "public_rows": 20}, models={"pool": ["mlp"]})
+    run = small(
+        data={"name": str(table), "clients": 3, "public_rows": 20}, models={"pool": ["mlp"]}
+    )
     with pytest.raises(Stopped):
         execute(run, tmp_path / "run", stop=lambda: True)
     table.write_text("\n".join(["a,b,label", *reversed(lines)]))
@@ -356,7 +394,12 @@ def test_a_client_that_diverges_ends_no_run(tmp_path: Path) -> None:
     result = execute(small(params={"tau": 2, "batch_size": 8, "lr": 1e30}), tmp_path)
     assert result.summary["failure_reasons"]["not finite"] > 0
     assert report.write(tmp_path).is_file()
-    assert execute(small(params={"tau": 2, "batch_size": 8, "lr": 1e30}), tmp_path, resume=True).summary["rounds"] == 6
+    assert (
+        execute(
+            small(params={"tau": 2, "batch_size": 8, "lr": 1e30}), tmp_path, resume=True
+        ).summary["rounds"]
+        == 6
+    )
 
 
 def test_a_comparison_by_its_name_from_python() -> None:
@@ -367,7 +410,11 @@ def test_a_comparison_by_its_name_from_python() -> None:
         "evaluate": {"points": 1},
     }
     found = fedloom.compare("quickstart", seeds=[4], **changes)
-    assert [(m["name"], m["seeds"]) for m in found["methods"]] == [("fedal", [4]), ("fedmd", [4]), ("local", [4])]
+    assert [(m["name"], m["seeds"]) for m in found["methods"]] == [
+        ("fedal", [4]),
+        ("fedmd", [4]),
+        ("local", [4]),
+    ]
     with pytest.raises(ConfigError, match="quickstart is a comparison"):
         fedloom.run("quickstart")
     with pytest.raises(ConfigError, match="fedal is a single run"):
@@ -385,12 +432,14 @@ def test_agreement_counts_equal_pairs() -> None:
     assert agreement(predicted, 3) == pytest.approx(np.mean(pairs))
 
 
-# -- comparisons, and the learning bar on real data --------------------------------------------------------
+# -- comparisons, and the learning bar on real data ------------------------------------------------
 
 
 @pytest.mark.slow
 def test_fedal_and_fedmd_learn_what_a_client_alone_can_not(tmp_path: Path) -> None:
-    """At alpha = 0.1 both are at least 20 points over Local. Nothing is said of one against the other."""
+    """At alpha = 0.1 both are at least 20 points over Local. Nothing is said of one against the
+    other.
+    """
     found = fedloom.compare(
         ["fedal", "fedmd", "local"],
         seeds=[0, 1],
@@ -428,7 +477,8 @@ def test_a_comparison_resumes_and_keeps_what_is_done(tmp_path: Path) -> None:
 def test_runs_on_different_data_are_not_compared() -> None:
     from fedloom.experiment.run.compare import summarize
 
-    a, b = execute(small(rounds=0)), execute(small(rounds=0, data={**SMALL["data"], "public_rows": 50}))
+    a = execute(small(rounds=0))
+    b = execute(small(rounds=0, data={**SMALL["data"], "public_rows": 50}))
     with pytest.raises(ConfigError, match="public_sha256"):
         summarize("", [a, b])
 

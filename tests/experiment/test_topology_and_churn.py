@@ -59,14 +59,17 @@ METHODS = (
     Method("alone", "Networks of their own", "none", "peer", MethodConfig, round, Peer),
     Method("wrong", "Asks a stranger", "none", "peer", MethodConfig, wrong, Peer),
 )
-"""
+"""  # noqa: E501
 SMALL: dict[str, Any] = {
     "rounds": 4,
     "data": {"clients": 6, "public_rows": 60, "test_rows": 60, "own_test_rows": 10},
     "models": {"pool": ["linear"]},
     "evaluate": {"points": 4},
 }
-FEDAL = {"params": {"tau": 2, "batch_size": 8}, "models": {"pool": ["mlp", "linear"], "norm": "batch"}}
+FEDAL = {
+    "params": {"tau": 2, "batch_size": 8},
+    "models": {"pool": ["mlp", "linear"], "norm": "batch"},
+}
 
 
 def run(**changes: Any) -> RunConfig:
@@ -86,7 +89,7 @@ def neighbours(folder: Path) -> list[list[int]]:
     return found
 
 
-# -- the graph of a run -----------------------------------------------------------------------------------
+# -- the graph of a run ----------------------------------------------------------------------------
 
 
 def test_a_run_exchanges_along_its_graph_and_says_which(page: str, tmp_path: Path) -> None:
@@ -156,15 +159,33 @@ def test_a_graph_that_changed_is_not_resumed(page: str, tmp_path: Path) -> None:
             {"kind": "rnig"},
             "topology.kind: must be 'full', 'regular', 'ring', 'small-world', 'groups' or 'edges'",
         ),
-        ({"kind": "regular", "degree": 6}, "topology: a peer of 6 cannot have 6 neighbours: take degree 1 to 5"),
-        ({"kind": "regular", "degree": 0}, "topology.degree: must be greater than or equal to 1, not 0"),
-        ({"kind": "small-world", "degree": 3}, "topology: the degree of a small world must be even"),
-        ({"kind": "small-world", "rewire": 1.5}, "topology.rewire: must be less than or equal to 1"),
-        ({"kind": "ring", "degree": 2}, "topology: degree applies to kind = regular or small-world, not ring"),
+        (
+            {"kind": "regular", "degree": 6},
+            "topology: a peer of 6 cannot have 6 neighbours: take degree 1 to 5",
+        ),
+        (
+            {"kind": "regular", "degree": 0},
+            "topology.degree: must be greater than or equal to 1, not 0",
+        ),
+        (
+            {"kind": "small-world", "degree": 3},
+            "topology: the degree of a small world must be even",
+        ),
+        (
+            {"kind": "small-world", "rewire": 1.5},
+            "topology.rewire: must be less than or equal to 1",
+        ),
+        (
+            {"kind": "ring", "degree": 2},
+            "topology: degree applies to kind = regular or small-world, not ring",
+        ),
         ({"rewire": 0.2}, "topology: rewire applies to kind = small-world, not full: leave it out"),
         ({"file": "x"}, "topology: file applies to kind = edges, not full"),
         ({"kind": "edges"}, "topology: kind = edges needs file"),
-        ({"kind": "edges", "file": "nowhere"}, "topology: cannot read nowhere (No such file or directory): name"),
+        (
+            {"kind": "edges", "file": "nowhere"},
+            "topology: cannot read nowhere (No such file or directory): name",
+        ),
         ({"knd": "ring"}, "topology.knd: there is no such setting. Did you mean 'kind'?"),
     ],
 )
@@ -193,15 +214,24 @@ def test_a_bad_file_of_links_is_reported_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "text"),
     [
-        ("topology={kind='regular', degree=3}", "topology: no graph gives 9 peers 3 neighbours each"),
+        (
+            "topology={kind='regular', degree=3}",
+            "topology: no graph gives 9 peers 3 neighbours each",
+        ),
         ("churn.away=[{client=9}]", "churn: away names client 9"),
     ],
 )
 def test_the_command_refuses_before_any_work(
-    setting: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    setting: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["fedloom", "run", "fedal", "-s", "data.clients=9", "-s", setting])
+    monkeypatch.setattr(
+        sys, "argv", ["fedloom", "run", "fedal", "-s", "data.clients=9", "-s", setting]
+    )
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
@@ -209,7 +239,7 @@ def test_the_command_refuses_before_any_work(
     assert not list(tmp_path.iterdir())
 
 
-# -- who is there ------------------------------------------------------------------------------------------
+# -- who is there ----------------------------------------------------------------------------------
 
 
 def test_participants() -> None:
@@ -221,7 +251,14 @@ def test_participants() -> None:
             Absence(client=0, start=5),
         )
     )
-    assert [churn.present((3, 0, 1), t) for t in range(6)] == [(0, 1), (3, 0, 1), (3, 1), (3,), (3, 0), (3,)]
+    assert [churn.present((3, 0, 1), t) for t in range(6)] == [
+        (0, 1),
+        (3, 0, 1),
+        (3, 1),
+        (3,),
+        (3, 0),
+        (3,),
+    ]
     assert ChurnConfig().present(range(3), 7) == (0, 1, 2)
 
 
@@ -229,7 +266,10 @@ def test_participants() -> None:
     ("away", "text"),
     [
         ([{"client": 6}], "churn: away names client 6; valid ids are 0–5"),
-        ([{"client": 1, "start": 3, "end": 3}], "churn.away.0: end must be after start, but 3 is not after 3"),
+        (
+            [{"client": 1, "start": 3, "end": 3}],
+            "churn.away.0: end must be after start, but 3 is not after 3",
+        ),
         ([{"start": 3}], "churn.away.0.client: must be set"),
         (
             [{"client": 0, "start": 3}, *({"client": i, "start": 1} for i in range(1, 6))],
@@ -254,7 +294,13 @@ def test_an_empty_round_after_the_run_s_end_is_nobody_s_matter() -> None:
     run(churn={"away": [{"client": i, "start": i % 2, "end": i % 2 + 1} for i in range(6)]})
 
 
-CHURN = {"away": [{"client": 2, "end": 2}, {"client": 0, "start": 1, "end": 3}, {"client": 4, "start": 2}]}
+CHURN = {
+    "away": [
+        {"client": 2, "end": 2},
+        {"client": 0, "start": 1, "end": 3},
+        {"client": 4, "start": 2},
+    ]
+}
 AWAY = {2: {0, 1}, 0: {1, 2}, 4: {2, 3}}
 
 
@@ -264,7 +310,9 @@ def test_who_is_away_keeps_its_state_and_gets_no_message() -> None:
     with start(plan) as engine:
 
         def look(*_: Any) -> None:
-            kept = {i: message.map_tensors(torch.Tensor.clone, s) for i, s in engine.states().items()}
+            kept = {
+                i: message.map_tensors(torch.Tensor.clone, s) for i, s in engine.states().items()
+            }
             seen.append({i: dict(leaves(s)) for i, s in kept.items()})
 
         session = Session(plan, engine, None)
@@ -275,14 +323,20 @@ def test_who_is_away_keeps_its_state_and_gets_no_message() -> None:
         for i in engine.ids:
             before, after = seen[t][i], seen[t + 1][i]
             same = before.keys() == after.keys() and all(
-                torch.equal(v, after[k]) if isinstance(v, torch.Tensor) else v == after[k] for k, v in before.items()
+                torch.equal(v, after[k]) if isinstance(v, torch.Tensor) else v == after[k]
+                for k, v in before.items()
             )
             assert same == (t in AWAY.get(i, ())), (t, i)
     evaluated = {(r[0], r[3]) for r in result.metrics if r[4] == "accuracy"}
-    assert evaluated == {(t, engine.name(i)) for t in range(5) for i in engine.ids}  # also who is away
+    # also who is away
+    assert evaluated == {(t, engine.name(i)) for t in range(5) for i in engine.ids}
     assert result.summary["failures"] == 0
-    trained = {(e.round, e.receiver): e.count for e in session.fed.ledger if e.kind == "local_train"}
-    assert [trained[t, "client"] for t in range(4)] == [6 - len({i for i in AWAY if t in AWAY[i]}) for t in range(4)]
+    trained = {
+        (e.round, e.receiver): e.count for e in session.fed.ledger if e.kind == "local_train"
+    }
+    assert [trained[t, "client"] for t in range(4)] == [
+        6 - len({i for i in AWAY if t in AWAY[i]}) for t in range(4)
+    ]
 
 
 def test_a_run_with_churn_resumes_to_the_same_bits_on_every_engine(tmp_path: Path) -> None:
@@ -302,7 +356,9 @@ def test_a_run_with_churn_resumes_to_the_same_bits_on_every_engine(tmp_path: Pat
 
 
 def test_peers_don_t_ask_who_is_away(page: str) -> None:
-    plan = build(run(method=page, rounds=1, topology={"kind": "ring"}, churn={"away": [{"client": 1}]}))
+    plan = build(
+        run(method=page, rounds=1, topology={"kind": "ring"}, churn={"away": [{"client": 1}]})
+    )
     with start(plan) as engine:
         session = Session(plan, engine, None)
         session.begin(resume=False)
@@ -311,7 +367,7 @@ def test_peers_don_t_ask_who_is_away(page: str) -> None:
     assert set(session.fed.ledger.pairs) == {pair for pair in ring if "peer-1" not in pair}
 
 
-# -- one network for all -----------------------------------------------------------------------------------
+# -- one network for all ---------------------------------------------------------------------------
 
 
 def weights(plan: Any) -> list[dict[str, torch.Tensor]]:
@@ -325,7 +381,9 @@ def test_a_method_that_averages_weights_begins_with_one_network(page: str) -> No
         first = plan.server.params
         assert all(p.keys() == first.keys() for p in weights(plan))
         assert all(torch.equal(p[k], first[k]) for p in weights(plan) for k in first)
-    table = build(run(method=page, data={"name": "wine", "clients": 2, "public_rows": 10}, models={}))
+    table = build(
+        run(method=page, data={"name": "wine", "clients": 2, "public_rows": 10}, models={})
+    )
     assert table.architectures == ("mlp", "mlp")
     a, b = (weights(build(run(method=page, seed=seed)))[0] for seed in (0, 1))
     assert not any(torch.equal(a[k], b[k]) for k in a if k.endswith("weight"))
@@ -333,10 +391,14 @@ def test_a_method_that_averages_weights_begins_with_one_network(page: str) -> No
 
 def test_other_methods_begin_with_their_own(page: str) -> None:
     a, b, *_ = weights(build(run(method=f"{page}:alone")))
-    assert a.keys() == b.keys() and not any(torch.equal(a[k], b[k]) for k in a if k.endswith("weight"))
+    assert a.keys() == b.keys() and not any(
+        torch.equal(a[k], b[k]) for k in a if k.endswith("weight")
+    )
 
 
 def test_several_networks_cannot_be_averaged(page: str) -> None:
-    with pytest.raises(ConfigError, match="pool: mean averages weights, so all clients need one network, not"):
+    with pytest.raises(
+        ConfigError, match="pool: mean averages weights, so all clients need one network, not"
+    ):
         run(method=page, models={"pool": ["mlp", "linear"]})
     run(method=f"{page}:alone", models={"pool": ["mlp", "linear"]})

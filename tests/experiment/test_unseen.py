@@ -84,7 +84,7 @@ def round(fed, server, clients, cfg, t):
     yield "round"
 
 METHODS = (Method("steps", "A mean", "nobody", "meta", Config, round, Client, Server, needs=("one network",)),)
-"""
+"""  # noqa: E501
 DATA: dict[str, Any] = {
     "clients": 6,
     "public_rows": 0,
@@ -120,21 +120,40 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# -- who is unseen -------------------------------------------------------------------------------------------
+# -- who is unseen ---------------------------------------------------------------------------------
 
 
 def test_the_unseen_are_drawn_from_the_seed_and_nothing_else(page: str) -> None:
-    for clients, share, number in ((6, 0.34, 2), (10, 0.25, 3), (50, 0.2, 10), (2, 0.5, 1), (7, 0.0, 0)):
+    for clients, share, number in (
+        (6, 0.34, 2),
+        (10, 0.25, 3),
+        (50, 0.2, 10),
+        (2, 0.5, 1),
+        (7, 0.0, 0),
+    ):
         data = DataConfig(clients=clients, unseen=share)
         drawn = {data.unseen_clients(seed) for seed in range(20)}
         assert {len(set(those)) for those in drawn} == {number}
-        assert all(list(those) == sorted(those) and set(those) <= set(range(clients)) for those in drawn)
+        assert all(
+            list(those) == sorted(those) and set(those) <= set(range(clients)) for those in drawn
+        )
         assert len(drawn) > 1 or number == 0
-    chosen = [client for seed in range(600) for client in DataConfig(clients=6, unseen=0.34).unseen_clients(seed)]
+    chosen = [
+        client
+        for seed in range(600)
+        for client in DataConfig(clients=6, unseen=0.34).unseen_clients(seed)
+    ]
     assert np.bincount(chosen) == pytest.approx([200] * 6, abs=50)  # 4.3 s.d.
-    plans = [build(run(page)), build(run("fedavg-ft")), build(run(page, {"partition": "iid", "server_rows": 50}))]
+    plans = [
+        build(run(page)),
+        build(run("fedavg-ft")),
+        build(run(page, {"partition": "iid", "server_rows": 50})),
+    ]
     assert len({plan.unseen for plan in plans}) == 1
-    assert set(plans[0].training) | set(plans[0].unseen) == set(range(6)) and len(plans[0].training) == 4
+    assert (
+        set(plans[0].training) | set(plans[0].unseen) == set(range(6))
+        and len(plans[0].training) == 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +166,9 @@ def test_the_unseen_are_drawn_from_the_seed_and_nothing_else(page: str) -> None:
         ({"server_rows": -1}, "data.server_rows"),
     ],
 )
-def test_a_bad_share_is_reported_before_any_work(page: str, data: dict[str, Any], text: str) -> None:
+def test_a_bad_share_is_reported_before_any_work(
+    page: str, data: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         run(page, data, sede=3)
     assert text in str(error.value) and "sede" in str(error.value)
@@ -166,16 +187,21 @@ def test_a_round_needs_one_who_trains_and_exists(page: str) -> None:
 
 
 def test_who_holds_columns_has_neither() -> None:
-    for data, text in (({"unseen": 0.5}, "data.unseen: split"), ({"server_rows": 9}, "data.server_rows: split")):
+    for data, text in (
+        ({"unseen": 0.5}, "data.unseen: split"),
+        ({"server_rows": 9}, "data.server_rows: split"),
+    ):
         with pytest.raises(ConfigError, match=text):
             check({"run": {"method": "split", "data": {"name": "wine", **data}}})
 
 
-# -- what happens to them ------------------------------------------------------------------------------------
+# -- what happens to them --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("churn", [{}, {"away": AWAY}])
-def test_an_unseen_client_keeps_its_state_and_gets_no_message(page: str, churn: dict[str, Any]) -> None:
+def test_an_unseen_client_keeps_its_state_and_gets_no_message(
+    page: str, churn: dict[str, Any]
+) -> None:
     plan = build(run(page, churn=churn))
     assert 2 in plan.training
     seen: list[dict[int, Any]] = []
@@ -183,7 +209,9 @@ def test_an_unseen_client_keeps_its_state_and_gets_no_message(page: str, churn: 
     with start(plan) as engine:
 
         def look(*_: Any) -> None:
-            kept = {i: message.map_tensors(torch.Tensor.clone, s) for i, s in engine.states().items()}
+            kept = {
+                i: message.map_tensors(torch.Tensor.clone, s) for i, s in engine.states().items()
+            }
             seen.append({i: dict(leaves(s)) for i, s in kept.items()})
 
         session = Session(plan, engine, None)
@@ -213,7 +241,9 @@ def test_unseen_peers_are_asked_by_nobody() -> None:
         session.begin(resume=False)
         session.go(lambda _: None, lambda: False)
     spoke = {name for pair in session.fed.ledger.pairs for name in pair}
-    assert spoke - {session.coordinator} == {engine.name(i) for i in plan.training} and len(spoke) == 5
+    assert (
+        spoke - {session.coordinator} == {engine.name(i) for i in plan.training} and len(spoke) == 5
+    )
 
 
 def test_only_the_server_holds_its_rows_with_their_labels(page: str) -> None:
@@ -240,10 +270,12 @@ def test_columns_are_scaled_by_the_server_s_rows_for_every_seed(page: str) -> No
     assert shift[0] == pytest.approx(plans[0].data.dataset.x[own].mean(0), rel=1e-5)
 
 
-# -- what is measured ----------------------------------------------------------------------------------------
+# -- what is measured ------------------------------------------------------------------------------
 
 
-def test_evaluation_modes_are_measured_over_the_unseen_and_over_the_others(page: str, tmp_path: Path) -> None:
+def test_evaluation_modes_are_measured_over_the_unseen_and_over_the_others(
+    page: str, tmp_path: Path
+) -> None:
     config = run(page, {"server_rows": 100})
     plan = build(config)
     summary = execute(config, tmp_path / "a").summary
@@ -253,7 +285,11 @@ def test_evaluation_modes_are_measured_over_the_unseen_and_over_the_others(page:
     assert summary["unseen"] == list(plan.unseen)
     for eval_mode, found in summary["eval_modes"].items():
         train = eval_mode.endswith("training")
-        last = [row for row in rows if row["metric"] == f"own accuracy {eval_mode}" and row["round"] == "4"]
+        last = [
+            row
+            for row in rows
+            if row["metric"] == f"own accuracy {eval_mode}" and row["round"] == "4"
+        ]
         each = {row["party"]: float(row["value"]) for row in last}
         assert set(each) == names[train]
         assert found["clients"] == list(plan.training if train else plan.unseen)
@@ -263,7 +299,8 @@ def test_evaluation_modes_are_measured_over_the_unseen_and_over_the_others(page:
     for found in (summary["accuracy"], summary["own_accuracy"]):
         assert len(found["per_client"]) == 6 and "clients" not in found
     own = summary["own_accuracy"]["per_client"]
-    for eval_mode in ("0 steps", "0 steps training"):  # nothing but the handed out weights: what own accuracy is
+    # nothing but the handed out weights: what own accuracy is
+    for eval_mode in ("0 steps", "0 steps training"):
         assert summary["eval_modes"][eval_mode]["per_client"] == [
             own[i] for i in summary["eval_modes"][eval_mode]["clients"]
         ]
@@ -281,7 +318,10 @@ def test_a_run_in_which_all_take_part_is_as_it_was(page: str) -> None:
     summary = execute(run(page, {"unseen": 0.0})).summary
     assert summary["unseen"] == [] and summary["own_chances"] == {}
     assert [*summary["eval_modes"]] == ["1 step", "0 steps", "5 steps"]
-    assert all(len(found["per_client"]) == 6 and "clients" not in found for found in summary["eval_modes"].values())
+    assert all(
+        len(found["per_client"]) == 6 and "clients" not in found
+        for found in summary["eval_modes"].values()
+    )
     assert summarize("", [RunResult(summary, [], None)])["unseen"] == {}
 
 
@@ -292,15 +332,22 @@ def test_a_stopped_run_resumes_to_the_same_bits(page: str, tmp_path: Path) -> No
     with pytest.raises(Stopped):
         execute(config, tmp_path / "b", stop=lambda: next(asked))
     again = execute(config, tmp_path / "b", resume=True).summary
-    assert again["state_sha256"] == whole["state_sha256"] and again["eval_modes"] == whole["eval_modes"]
+    assert (
+        again["state_sha256"] == whole["state_sha256"]
+        and again["eval_modes"] == whole["eval_modes"]
+    )
     for name in ("metrics.csv", "ledger.csv", "partition.json"):
         assert (tmp_path / "a" / name).read_text() == (tmp_path / "b" / name).read_text()
     for changed in ({"unseen": 0.2}, {"unseen": 0.0}, {"server_rows": 51}):
         with pytest.raises(CheckpointError, match="another configuration"):
-            execute(run(page, {"server_rows": 50, **changed}, churn={"away": AWAY}), tmp_path / "b", resume=True)
+            execute(
+                run(page, {"server_rows": 50, **changed}, churn={"away": AWAY}),
+                tmp_path / "b",
+                resume=True,
+            )
 
 
-# -- comparisons, and what people see ------------------------------------------------------------------------
+# -- comparisons, and what people see --------------------------------------------------------------
 
 
 def compared(page: str) -> list[RunResult]:
@@ -320,13 +367,22 @@ def test_comparisons_pair_the_clients_that_a_metric_is_of(page: str) -> None:
     pairs = {"own accuracy 1 step": found["differences"], **found["further"]}
     for eval_mode, clients in (("1 step", 4), ("1 step training", 8), ("5 steps training", 8)):
         (d,) = pairs[f"own accuracy {eval_mode}"]
-        a, b = ([r.summary["eval_modes"][eval_mode] for r in results if r.summary["name"] == name] for name in "ab")
-        each = np.concatenate([one["per_client"] for one in a]) - np.concatenate([one["per_client"] for one in b])
+        a, b = (
+            [r.summary["eval_modes"][eval_mode] for r in results if r.summary["name"] == name]
+            for name in "ab"
+        )
+        each = np.concatenate([one["per_client"] for one in a]) - np.concatenate(
+            [one["per_client"] for one in b]
+        )
         assert d["clients"] == clients and d["clients_better"] == (each > 0).sum()
-        assert d["per_seed"] == pytest.approx([one["mean"] - other["mean"] for one, other in zip(a, b, strict=True)])
+        assert d["per_seed"] == pytest.approx(
+            [one["mean"] - other["mean"] for one, other in zip(a, b, strict=True)]
+        )
         assert d["std_over_clients"] == pytest.approx(np.std(each))
     chances = [r.summary["own_chances"]["unseen"] for r in results[:2]]
-    assert chances[0] != chances[1] and found["methods"][0]["own_chances"]["unseen"] == pytest.approx(np.mean(chances))
+    assert chances[0] != chances[1] and found["methods"][0]["own_chances"][
+        "unseen"
+    ] == pytest.approx(np.mean(chances))
 
 
 @pytest.mark.parametrize("other", [[0, 1], []])
@@ -344,18 +400,29 @@ def test_pages_show_unseen_clients_and_their_accuracy(page: str, tmp_path: Path)
     summary = json.loads((tmp_path / "a" / "result.json").read_text())
     text = report.write(tmp_path / "a").read_text(encoding="utf-8").replace(fmt.NBSP, " ")
     clients = [f"client-{i}" for i in summary["unseen"]]
-    assert "Two clients of 6 took part in no round, received no message" in text and " and ".join(clients) in text
+    assert (
+        "Two clients of 6 took part in no round, received no message" in text
+        and " and ".join(clients) in text
+    )
     assert all(f"{name} · linear · unseen" in text for name in clients)
     reached = {
         eval_mode: f"{100 * found['mean']:.1f} % ± {100 * found['std']:.1f}"
         for eval_mode, found in summary["eval_modes"].items()
     }
-    assert f"two unseen clients reached {reached['1 step']} after 1 step, four training clients" in text
+    assert (
+        f"two unseen clients reached {reached['1 step']} after 1 step, four training clients"
+        in text
+    )
     assert all(shown in text for shown in reached.values())
     assert text.index(">0 steps<") < text.index(">1 step<") < text.index(">5 steps<")
     assert f"most frequent class gives {100 * summary['own_chances']['unseen']:.1f} %" in text
-    pair = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
-    assert f"in seed 0, {' and '.join(map(str, summary['unseen']))}." in pair and "Training clients: accuracy" in pair
+    pair = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(
+        encoding="utf-8"
+    )
+    assert (
+        f"in seed 0, {' and '.join(map(str, summary['unseen']))}." in pair
+        and "Training clients: accuracy" in pair
+    )
     assert "On own class mix, 1 step, unseen clients: accuracy of the first minus the other" in pair
     assert "always one's own most frequent class, at unseen clients" in html.unescape(text)
     assert "On own class mix, 1 step, training clients" in pair
@@ -374,7 +441,11 @@ def test_a_run_in_progress_knows_its_unseen_clients(page: str, tmp_path: Path) -
     [
         ({"unseen": [6]}, "client ids must be 0–5"),
         (
-            {"eval_modes": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1, 7]}}},
+            {
+                "eval_modes": {
+                    "1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1, 7]}
+                }
+            },
             "client ids must be",
         ),
         (
@@ -382,12 +453,18 @@ def test_a_run_in_progress_knows_its_unseen_clients(page: str, tmp_path: Path) -
             "must have one value for each of 1 clients",
         ),
         (
-            {"eval_modes": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1, 2]}}},
+            {
+                "eval_modes": {
+                    "1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1, 2]}
+                }
+            },
             "training clients",
         ),
     ],
 )
-def test_a_damaged_result_is_reported(page: str, tmp_path: Path, change: dict[str, Any], text: str) -> None:
+def test_a_damaged_result_is_reported(
+    page: str, tmp_path: Path, change: dict[str, Any], text: str
+) -> None:
     execute(run(page), tmp_path / "a")
     path = tmp_path / "a" / "result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -410,7 +487,10 @@ def test_a_terminal_shows_the_unseen_first(page: str) -> None:
     )
     mean = found["methods"][0]["eval_modes"]["1 step"]["mean"]
     assert any(line.split()[:2] == ["a", f"{mean:.1%}"] for line in lines)
-    assert f"seed 0: unseen in training: clients {', '.join(map(str, found['unseen']['0']))}" in out.getvalue()
+    assert (
+        f"seed 0: unseen in training: clients {', '.join(map(str, found['unseen']['0']))}"
+        in out.getvalue()
+    )
     named = StringIO()
     show_comparison(found, Console(file=named, width=80), ["va", "ohio"])
     assert "seed 0: unseen in training: va and ohio" in named.getvalue()
@@ -431,26 +511,43 @@ def test_where_there_is_no_room_costs_are_left_to_the_report(page: str, failures
 
 
 def test_evaluation_modes_stand_in_the_order_of_their_steps() -> None:
-    assert in_order(["1 step", "50 steps", "0 steps", "5 steps"]) == ["0 steps", "1 step", "5 steps", "50 steps"]
+    assert in_order(["1 step", "50 steps", "0 steps", "5 steps"]) == [
+        "0 steps",
+        "1 step",
+        "5 steps",
+        "50 steps",
+    ]
     assert in_order(["tuned", "as it is"]) == ["tuned", "as it is"]
 
 
 def test_runs_on_other_rows_stand_side_by_side_with_their_unseen(page: str, tmp_path: Path) -> None:
     for name, partition in (("a", "random-classes"), ("b", "iid")):
         execute(run(page, {"partition": partition}, name=name), tmp_path / name)
-    text = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
+    text = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(
+        encoding="utf-8"
+    )
     assert "The runs cannot be paired" in text and "hold different rows" in text
-    assert "On own class mix, 1 step, training clients" in text and "used for evaluation only: in seed 0" in text
+    assert (
+        "On own class mix, 1 step, training clients" in text
+        and "used for evaluation only: in seed 0" in text
+    )
 
 
-def test_evaluation_modes_over_other_clients_do_not_stand_side_by_side(page: str, tmp_path: Path) -> None:
+def test_evaluation_modes_over_other_clients_do_not_stand_side_by_side(
+    page: str, tmp_path: Path
+) -> None:
     for name, seed, share in (("a", 0, 0.34), ("b", 0, 0.0), ("b", 1, 0.0)):
         execute(run(page, {"unseen": share}, name=name, seed=seed), tmp_path / f"{name}{seed}")
-    for other, problem in (("b0", "the unseen clients are"), ("b1", "some have unseen clients, others none")):
+    for other, problem in (
+        ("b0", "the unseen clients are"),
+        ("b1", "some have unseen clients, others none"),
+    ):
         both = report.write_many([tmp_path / "a0", tmp_path / other], tmp_path / "both.html")
         text = both.read_text(encoding="utf-8")
         assert (
-            "The runs cannot be paired" in text and problem in text and "further evaluation modes are omitted" in text
+            "The runs cannot be paired" in text
+            and problem in text
+            and "further evaluation modes are omitted" in text
         )
         body = text[text.index("<h2") :]
         assert "1 step" not in body and "unseen clients" not in body
@@ -458,48 +555,80 @@ def test_evaluation_modes_over_other_clients_do_not_stand_side_by_side(page: str
 
 
 @pytest.mark.parametrize("share", [0.34, 0.0])
-def test_without_own_rows_pages_name_the_global_test_set(page: str, tmp_path: Path, share: float) -> None:
+def test_without_own_rows_pages_name_the_global_test_set(
+    page: str, tmp_path: Path, share: float
+) -> None:
     for name in "ab":
         execute(run(page, {"own_test_rows": 0, "unseen": share}, name=name), tmp_path / name)
     summary = json.loads((tmp_path / "a" / "result.json").read_text())
     text = report.write(tmp_path / "a").read_text(encoding="utf-8").replace(fmt.NBSP, " ")
-    pair = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "c.html").read_text(encoding="utf-8")
+    pair = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "c.html").read_text(
+        encoding="utf-8"
+    )
     messages = html.unescape(text + pair)
-    assert "one's own most frequent" not in messages and "always the most frequent class" in messages
+    assert (
+        "one's own most frequent" not in messages and "always the most frequent class" in messages
+    )
     first = summary["eval_modes"]["1 step"]
     who = "two unseen clients" if share else "six clients"
     reached = f"{100 * first['mean']:.1f} % ± {100 * first['std']:.1f}"
     assert f"On the global test set of digits, {who} reached {reached}" in text
-    assert f"always predicting the most frequent class gives {100 * summary['chance']:.1f} %" in text
+    assert (
+        f"always predicting the most frequent class gives {100 * summary['chance']:.1f} %" in text
+    )
 
 
 def test_one_client_is_named_in_the_singular() -> None:
     assert clients_named((1,)) == "client 1" and clients_named([1, 4]) == "clients 1, 4"
 
 
-# -- the server's pretrained model ---------------------------------------------------------------------------
+# -- the server's pretrained model -----------------------------------------------------------------
 
 
-def test_results_say_which_pretrained_model_it_was(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_say_which_pretrained_model_it_was(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert execute(run(page)).summary["pretrained"] is None
     config = run(page, {"server_rows": 100}, pretrained={"model": "auto", "epochs": 1})
     first = execute(config, tmp_path / "a").summary["pretrained"]
-    assert first == {"digest": build(config).pretrained, "model": "linear", "norm": "none", "file": None}
+    assert first == {
+        "digest": build(config).pretrained,
+        "model": "linear",
+        "norm": "none",
+        "file": None,
+    }
     text = report.write(tmp_path / "a").read_text(encoding="utf-8")
     messages = "pretrained model is linear (norm none)"
-    assert html.unescape(text).count(f"The server's {messages}; its digest starts with {first['digest'][:12]}.") == 1
+    assert (
+        html.unescape(text).count(
+            f"The server's {messages}; its digest starts with {first['digest'][:12]}."
+        )
+        == 1
+    )
     file, (dataset, shares) = tmp_path / "own.safetensors", data_of(config)
     other = {"model": "mlp", "epochs": 1}
-    train(training_of(PretrainedConfig(**other), dataset, shares.server, "cpu"), file, lambda *_: None)
+    train(
+        training_of(PretrainedConfig(**other), dataset, shares.server, "cpu"), file, lambda *_: None
+    )
     config = run(page, {"server_rows": 100}, pretrained={"file": str(file)}, name="other")
     second = execute(config, tmp_path / "b").summary["pretrained"]
-    assert second == {"digest": build(config).pretrained, "model": "mlp", "norm": "none", "file": str(file)}
-    assert f"{messages.replace('linear', 'mlp')}, from the file {file};" in report.write(tmp_path / "b").read_text(
-        "utf-8"
+    assert second == {
+        "digest": build(config).pretrained,
+        "model": "mlp",
+        "norm": "none",
+        "file": str(file),
+    }
+    assert f"{messages.replace('linear', 'mlp')}, from the file {file};" in report.write(
+        tmp_path / "b"
+    ).read_text("utf-8")
+    pair = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(
+        encoding="utf-8"
     )
-    pair = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
-    assert f"pretrained models at the server: linear ({first['digest'][:12]}), mlp ({second['digest'][:12]})." in pair
+    assert (
+        f"pretrained models at the server: linear ({first['digest'][:12]}), mlp "
+        f"({second['digest'][:12]})." in pair
+    )
     assert "The runs cannot be paired" not in pair
 
 
@@ -507,12 +636,16 @@ def test_a_comparison_remarks_on_other_pretrained_models_and_still_pairs(page: s
     one, own = execute(run(page)), {"digest": "ab" * 32, "model": "mlp", "norm": None, "file": None}
 
     def found(*others: dict[str, Any]) -> dict[str, Any]:
-        more = [RunResult({**one.summary, "name": str(i), **other}, [], None) for i, other in enumerate(others)]
+        more = [
+            RunResult({**one.summary, "name": str(i), **other}, [], None)
+            for i, other in enumerate(others)
+        ]
         return summarize("", [one, *more])
 
     compared = found({"pretrained": own})
     assert compared["remarks"] == [
-        f"runs of steps with seed 0 have different pretrained models at the server: none, mlp ({'ab' * 6})"
+        "runs of steps with seed 0 have different pretrained models at the server: none, mlp "
+        f"({'ab' * 6})"
     ]
     assert compared["differences"][0]["mean"] == 0
     out = StringIO()

@@ -34,7 +34,11 @@ class Sparse:
 @pytest.mark.parametrize(
     ("data", "more", "message"),
     [
-        (TensorDataset(torch.from_numpy(X), torch.eye(2)[Y]), {}, "one class, not 2 numbers: use argmax"),
+        (
+            TensorDataset(torch.from_numpy(X), torch.eye(2)[Y]),
+            {},
+            "one class, not 2 numbers: use argmax",
+        ),
         ((X, np.eye(2)[Y]), {}, "use argmax for one-hot labels"),
         (((X, Y), (X, Y)), {}, "give the clients' rows as a list"),
         ((X, Y, Y), {}, "give the clients' rows as a list"),
@@ -43,10 +47,14 @@ class Sparse:
         ([], {}, "empty list"),
         ((X, Y), {"label": ["a"]}, "label must be the name of one column"),
         ((X, Y), {"group": [None, *"ab" * 29, "a"]}, "must name an owner for each row"),
-        ([(np.zeros((9, 1, 8, 8), np.uint8), Y[:9]), (np.zeros((9, 1, 8, 8)), Y[:9])], {}, "give all in one type"),
+        (
+            [(np.zeros((9, 1, 8, 8), np.uint8), Y[:9]), (np.zeros((9, 1, 8, 8)), Y[:9])],
+            {},
+            "give all in one type",
+        ),
         ((X, Y), {"models": nn.Sequential(nn.LazyLinear(2))}, "lazy layers"),
     ],
-)  # fmt: skip
+)
 def test_an_object_that_cannot_be_used(data: Any, more: dict[str, Any], message: str) -> None:
     with pytest.raises(FedloomError, match=message):
         fedloom.run("fedavg", data=data, rounds=1, **more)
@@ -55,7 +63,12 @@ def test_an_object_that_cannot_be_used(data: Any, more: dict[str, Any], message:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_scripted_module() -> None:
     with pytest.raises(FedloomError, match="is scripted"):
-        fedloom.run("fedavg", data=(X, Y), rounds=1, models=torch.jit.trace(nn.Linear(3, 2), torch.zeros(1, 3)))
+        fedloom.run(
+            "fedavg",
+            data=(X, Y),
+            rounds=1,
+            models=torch.jit.trace(nn.Linear(3, 2), torch.zeros(1, 3)),
+        )
 
 
 def test_a_trial_of_owners_with_one_class_each_does_not_begin() -> None:
@@ -83,7 +96,9 @@ def test_a_deeply_nested_file_is_damaged(tmp_path: Path) -> None:
 
 def test_a_narrow_encoding_replaces_signs() -> None:
     narrow = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-m", "fedloom", "list", "fedal"], capture_output=True, env=narrow)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedloom", "list", "fedal"], capture_output=True, env=narrow
+    )
     assert done.returncode == 0 and b"?" in done.stdout, done.stderr
 
 
@@ -100,12 +115,18 @@ class Tied(nn.Module):
 
 
 def test_tied_weights_are_exported(tmp_path: Path) -> None:
-    result = fedloom.run("fedavg", data=(X, Y), clients=2, rounds=1, models=Tied(), out=tmp_path / "run")
+    result = fedloom.run(
+        "fedavg", data=(X, Y), clients=2, rounds=1, models=Tied(), out=tmp_path / "run"
+    )
     folder = result.export(tmp_path / "models") / "server"
-    (tmp_path / "rows.csv").write_text("\n".join(["x0,x1,x2", *(",".join(map(str, row)) for row in X.tolist())]))
+    (tmp_path / "rows.csv").write_text(
+        "\n".join(["x0,x1,x2", *(",".join(map(str, row)) for row in X.tolist())])
+    )
     said = predict(folder, tmp_path / "rows.csv").splitlines()
     shares = np.array([line.split(",")[1:] for line in said[1:]], dtype=float)
     assert result.model is not None
     with torch.inference_mode():
-        np.testing.assert_allclose(shares, result.model(torch.from_numpy(X)).softmax(-1).numpy(), atol=1e-5)
+        np.testing.assert_allclose(
+            shares, result.model(torch.from_numpy(X)).softmax(-1).numpy(), atol=1e-5
+        )
     assert json.loads((folder / "model.json").read_text())["model"] is None

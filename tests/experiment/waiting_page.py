@@ -1,4 +1,6 @@
-"""A method page for tests: it writes down each round, and waits in one for as long as a file says so."""
+"""A method page for tests: it writes down each round, and waits in one for as long as a file says
+so.
+"""
 
 from __future__ import annotations
 

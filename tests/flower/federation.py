@@ -1,4 +1,6 @@
-"""A SuperLink with TLS and authentication of SuperNodes, and SuperNodes with nodes of fedloom, on this machine."""
+"""A SuperLink with TLS and authentication of SuperNodes, and SuperNodes with nodes of fedloom, on
+this machine.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-NODE = 'name = "{name}"\ncallers = ["superlink"]\nmethods = ["augfl", "gossip"]\n\n[data.digits]\ndataset = "digits"\n'
+NODE = (
+    'name = "{name}"\ncallers = ["superlink"]\nmethods = ["augfl", '
+    '"gossip"]\n\n[data.digits]\ndataset = "digits"\n'
+)
 PATIENCE = 1500.0
 """Seconds until a run counts as stuck: on a busy machine an exchange takes half a minute."""
 
@@ -30,7 +35,9 @@ class Federation:
         self.port, *ports = _ports(1 + len(names))
         self._ports = dict(zip(names, ports, strict=True))
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        subprocess.run([sys.executable, ROOT / "examples" / "flower" / "keys.py", folder, *names], check=True)
+        subprocess.run(
+            [sys.executable, ROOT / "examples" / "flower" / "keys.py", folder, *names], check=True
+        )
         for name in names:
             (folder / f"node-{name}").mkdir()
             (folder / f"node-{name}" / "node.toml").write_text(NODE.format(name=name))
@@ -41,13 +48,21 @@ class Federation:
 
     def start(self) -> None:
         """Start everything, and wait until it is there."""
-        tls = ("certfile", "superlink.crt"), ("keyfile", "superlink.key"), ("ca-certfile", "superlink.crt")
+        tls = (
+            ("certfile", "superlink.crt"),
+            ("keyfile", "superlink.key"),
+            ("ca-certfile", "superlink.crt"),
+        )
         options = [f"--ssl-{option}={self.folder / file}" for option, file in tls]
         options += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
-        self._spawn("superlink", "flower-superlink", "--host=127.0.0.1", f"--port={self.port}", *options)
+        self._spawn(
+            "superlink", "flower-superlink", "--host=127.0.0.1", f"--port={self.port}", *options
+        )
         for name in self._ports:
             self._until(
-                lambda name=name: self.flwr("supernode", "register", f"{self.folder / name}.pub", "--name", name)
+                lambda name=name: self.flwr(
+                    "supernode", "register", f"{self.folder / name}.pub", "--name", name
+                )
             )
             self.node(name)
 
@@ -71,12 +86,15 @@ class Federation:
 
     def run(self, **settings: Any) -> tuple[str, str]:
         """Do a run with these keys of the app's config changed; its status, and its log."""
-        changes = " ".join(f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in settings.items())
+        changes = " ".join(
+            f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in settings.items()
+        )
         begun = self.flwr("run", str(ROOT / "examples" / "flower" / "app"), "--run-config", changes)
         assert begun is not None, "flwr run failed"
         run = str(begun["run-id"])
         over = re.compile(rf"Finished task \d+ of run {run}\b")
-        self._until(lambda: over.search(self.log("superlink")))  # to ask for the status is a process each time
+        # to ask for the status is a process each time
+        self._until(lambda: over.search(self.log("superlink")))
         status: str = self._until(lambda: (now := self._status(run)).startswith("finished") and now)
         return status, self._do("log", run, "--show").stdout
 
@@ -118,7 +136,9 @@ class Federation:
 
     def _do(self, *words: str) -> subprocess.CompletedProcess[str]:
         environment = self._environment(self.folder / "flwr")
-        return subprocess.run(["flwr", *words], env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(
+            ["flwr", *words], env=environment, capture_output=True, text=True, timeout=300
+        )
 
     def _environment(self, server_side: Path) -> dict[str, str]:
         quiet = {
@@ -127,7 +147,13 @@ class Federation:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         }
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-        return {**os.environ, **quiet, "FLWR_HOME": str(server_side), "PATH": path, "OMP_NUM_THREADS": "1"}
+        return {
+            **os.environ,
+            **quiet,
+            "FLWR_HOME": str(server_side),
+            "PATH": path,
+            "OMP_NUM_THREADS": "1",
+        }
 
     def _until(self, true: Any) -> Any:
         end = monotonic() + PATIENCE

@@ -1,4 +1,6 @@
-"""Runs on a real SuperLink with TLS, SuperNode authentication and two SuperNodes, all on this machine."""
+"""Runs on a real SuperLink with TLS, SuperNode authentication and two SuperNodes, all on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from tests.flower.federation import BIN, Federation, federation
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not (BIN / "flower-superlink").exists(), reason=f"Flower is not installed in {BIN.parent}"),
+    pytest.mark.skipif(
+        not (BIN / "flower-superlink").exists(), reason=f"Flower is not installed in {BIN.parent}"
+    ),
 ]
 RUN = """
 method = "augfl"
@@ -67,5 +71,7 @@ def test_peers_are_refused_before_any_work(flower: Federation) -> None:
     before = flower.log("alpha").count("Receiving")
     status, log = flower.run(experiment="gossip")
     assert status == "finished:failed"
-    assert "gossip needs peers to reach each other, which SuperNodes cannot: use the engine net" in log
+    assert (
+        "gossip needs peers to reach each other, which SuperNodes cannot: use the engine net" in log
+    )
     assert flower.log("alpha").count("Receiving") == before

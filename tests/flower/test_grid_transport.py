@@ -28,7 +28,10 @@ class Grid:
     """A SuperLink with some SuperNodes."""
 
     def __init__(self, *names: str) -> None:
-        self.nodes = [SimpleNamespace(name=name, node_id=n, last_activated_at="1") for n, name in enumerate(names)]
+        self.nodes = [
+            SimpleNamespace(name=name, node_id=n, last_activated_at="1")
+            for n, name in enumerate(names)
+        ]
         self.pushed: list[Message] = []
         self.replies: dict[str, Message] = {}
         self.problem: Exception | None = None
@@ -105,7 +108,9 @@ def test_words_of_a_node_cannot_move_a_terminal_s_cursor(grid: Grid, post: GridT
     grid.reply(pack({"code": rpc_errors.MISMATCH, "words": "\x1b[2Jother\nrows" + "." * 5000}))
     with pytest.raises(CallRefused) as caught:
         coming.result(10)
-    assert caught.value.words.startswith("[2Jotherrows...") and len(caught.value.words) <= MOST_WORDS
+    assert (
+        caught.value.words.startswith("[2Jotherrows...") and len(caught.value.words) <= MOST_WORDS
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +128,9 @@ def test_of_an_error_of_flower_nothing_but_the_code_counts(
 
 
 @pytest.mark.parametrize("content", [RecordDict(), pack({"code": "no code of ours", "words": ""})])
-def test_an_answer_that_is_none_is_refused(grid: Grid, post: GridTransport, content: RecordDict) -> None:
+def test_an_answer_that_is_none_is_refused(
+    grid: Grid, post: GridTransport, content: RecordDict
+) -> None:
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     until(lambda: bool(grid.pushed))
     grid.reply(content)
@@ -137,7 +144,8 @@ def test_a_call_goes_again_to_a_node_that_was_restarted(grid: Grid, post: GridTr
     until(lambda: len(grid.pushed) == 1)
     grid.nodes[0] = SimpleNamespace(name="alpha", node_id=0, last_activated_at="2")
     until(lambda: len(grid.pushed) == 2)
-    grid.reply(pack({"code": "", "words": ""}, b"first"), to=0)  # nobody waits for this one any more
+    # nobody waits for this one any more
+    grid.reply(pack({"code": "", "words": ""}, b"first"), to=0)
     grid.reply(pack({"code": "", "words": ""}, b"second"), to=1)
     assert coming.result(10) == b"second"
     assert len(grid.pushed) == 2
@@ -164,7 +172,9 @@ def test_a_name_of_two_nodes_is_nobodys(grid: Grid, post: GridTransport) -> None
     assert post.twice == {"beta"}
 
 
-def test_a_superlink_in_trouble_fails_calls_until_it_is_back(grid: Grid, post: GridTransport) -> None:
+def test_a_superlink_in_trouble_fails_calls_until_it_is_back(
+    grid: Grid, post: GridTransport
+) -> None:
     grid.problem = OSError("no route")
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     with pytest.raises(CallRefused) as caught:
@@ -179,7 +189,9 @@ def test_a_superlink_in_trouble_fails_calls_until_it_is_back(grid: Grid, post: G
     assert coming.result(10) == b"back"
 
 
-def test_a_line_gives_up_after_the_deadline_and_the_post_forgets(grid: Grid, post: GridTransport) -> None:
+def test_a_line_gives_up_after_the_deadline_and_the_post_forgets(
+    grid: Grid, post: GridTransport
+) -> None:
     async def ask() -> None:
         line = GridClient(post, "alpha")
         assert await line.wait(10)

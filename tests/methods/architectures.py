@@ -1,4 +1,6 @@
-"""Places of clients of several architectures, for methods that average weights among those of one."""
+"""Places of clients of several architectures, for methods that average weights among
+those of one.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,15 @@ from fedloom.core.method import Method
 from tests.toy import Toy, contexts, network
 
 GROUPS = (0, 1, 2, 0, 1)
-"""The group of each of five clients: 20, 30, 40, 50 and 60 rows; the third group is a linear network."""
+"""The group of each of five clients: 20, 30, 40, 50 and 60 rows; the third group is a linear
+network.
+"""
 
 
 def architecture(n: int, *, norm: bool = False) -> Any:
-    """The toy's network n. A bias before a BatchNorm has a gradient of noise, which Adam blows up: there is none."""
+    """The toy's network n. A bias before a BatchNorm has a gradient of noise, which Adam blows up:
+    there is none.
+    """
     module: Any = network(n, norm=norm)
     if norm:
         module[0].bias = None
@@ -38,13 +44,22 @@ def client_contexts(groups: Sequence[int] = GROUPS, norm: bool = False) -> list[
         module: nn.Module = makers[groups[i]]()
         return module
 
-    return [replace(context, group=g) for context, g in zip(contexts(len(groups), make=make), groups, strict=True)]
+    return [
+        replace(context, group=g)
+        for context, g in zip(contexts(len(groups), make=make), groups, strict=True)
+    ]
 
 
-def grouped(method: Method, groups: Sequence[int] = GROUPS, *, norm: bool = False, **settings: Any) -> Toy:
+def grouped(
+    method: Method, groups: Sequence[int] = GROUPS, *, norm: bool = False, **settings: Any
+) -> Toy:
     """A toy federation of these groups, whose server has the public rows."""
     there = client_contexts(groups, norm)
-    server_side = {"groups": groups, "group_networks": group_networks(groups, norm), "public": there[0].public}
+    server_side = {
+        "groups": groups,
+        "group_networks": group_networks(groups, norm),
+        "public": there[0].public,
+    }
     return Toy(method, client_contexts=there, server_side=server_side, **settings)
 
 

@@ -1,4 +1,6 @@
-"""A vertical federation small enough to reason about: made-up people, of whom each party sees other columns."""
+"""A vertical federation small enough to reason about: made-up people, of whom each party sees other
+columns.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,22 @@ FEATURES, CLASSES, WIDTH, TESTED = 5, 3, 4, 25
 
 
 def extractor(m: int, width: int = WIDTH) -> nn.Module:
-    """Party m's own. Its last layer has no bias: before centering that would have a gradient of pure rounding."""
+    """Party m's own. Its last layer has no bias: before centering that would have a gradient of
+    pure rounding.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(300 + m)
-        return nn.Sequential(nn.Linear(FEATURES, 6 + m), nn.Tanh(), nn.Linear(6 + m, width, bias=False))
+        return nn.Sequential(
+            nn.Linear(FEATURES, 6 + m), nn.Tanh(), nn.Linear(6 + m, width, bias=False)
+        )
 
 
-def people(parties: int, aligned: int, unaligned: int, seed: int, rare: Sequence[int]) -> tuple[Tensor, list[Rows]]:
-    """Labels (aligned,); and each party's rows: the aligned people, its own, the tested ones, in a shuffled pool."""
+def people(
+    parties: int, aligned: int, unaligned: int, seed: int, rare: Sequence[int]
+) -> tuple[Tensor, list[Rows]]:
+    """Labels (aligned,); and each party's rows: the aligned people, its own, the tested ones, in a
+    shuffled pool.
+    """
     rng = np.random.default_rng(seed)
     y = rng.integers(CLASSES, size=aligned)
     y[: 2 * CLASSES] = np.arange(2 * CLASSES) % CLASSES  # none is missing by chance
@@ -40,10 +50,15 @@ def people(parties: int, aligned: int, unaligned: int, seed: int, rare: Sequence
     tested, found = rng.integers(CLASSES, size=TESTED), []
     for _ in range(parties):
         classes = np.concatenate([y, rng.integers(CLASSES, size=unaligned), tested])
-        x = rng.normal(size=(len(classes), FEATURES)) + 2 * rng.normal(size=(CLASSES, FEATURES))[classes]
+        x = (
+            rng.normal(size=(len(classes), FEATURES))
+            + 2 * rng.normal(size=(CLASSES, FEATURES))[classes]
+        )
         order = rng.permutation(len(x))
         pool = torch.from_numpy(x[order].astype(np.float32))
-        found.append(Rows(pool, None, torch.from_numpy(np.argsort(order)), torch.zeros(1), torch.ones(1)))
+        found.append(
+            Rows(pool, None, torch.from_numpy(np.argsort(order)), torch.zeros(1), torch.ones(1))
+        )
     return torch.from_numpy(y), found
 
 
@@ -106,7 +121,12 @@ class Columns:
         labels = torch.full((len(every[0].pool),), -1)
         labels[every[0].index[:aligned]] = relabel(y)
         first = every[0]
-        shared: dict[str, Any] = {"seed": seed, "parties": parties, "classes": CLASSES, "aligned": aligned}
+        shared: dict[str, Any] = {
+            "seed": seed,
+            "parties": parties,
+            "classes": CLASSES,
+            "aligned": aligned,
+        }
         shared["aggregator"] = means
         own = Rows(first.pool, labels, first.index[:aligned], first.shift, first.scale)
         assert method.server is not None
@@ -123,7 +143,9 @@ class Columns:
         ]
         builders = [partial(method.client, self.cfg, context) for context in self.contexts]
         engine: type[Any] = IsolatedEngine if isolated else LocalEngine
-        self.engine: Any = engine(builders if isolated else [b() for b in builders], seed=seed, faults=faults)
+        self.engine: Any = engine(
+            builders if isolated else [b() for b in builders], seed=seed, faults=faults
+        )
         how: dict[str, Any] = {"aggregator": means, "means": method.client.MEANS}
         self.fed = Federation(self.engine, seed=seed, coordinator="active", colocated=(0,), **how)
         self.heard: list[Heard] = []
@@ -133,10 +155,18 @@ class Columns:
         call = self.engine.call
 
         def listen(ids: Any, method: Any, shared: Any, each: Any, number: Any) -> Any:
-            puts: dict[int, Any] = {i: map_tensors(Tensor.clone, {**shared, **(each[i] if each else {})}) for i in ids}
+            puts: dict[int, Any] = {
+                i: map_tensors(Tensor.clone, {**shared, **(each[i] if each else {})}) for i in ids
+            }
             replies = call(ids, method, shared, each, number)
             self.heard += [
-                Heard(self.fed.round, i, method, puts[i], r if isinstance(r, Failure) else map_tensors(Tensor.clone, r))
+                Heard(
+                    self.fed.round,
+                    i,
+                    method,
+                    puts[i],
+                    r if isinstance(r, Failure) else map_tensors(Tensor.clone, r),
+                )
                 for i, r in zip(ids, replies, strict=True)
             ]
             return replies
@@ -157,7 +187,10 @@ class Columns:
 
     def states(self) -> dict[str, Any]:
         """All leaves of everybody's state by path, copied."""
-        every = {"active": self.active.state(), **{str(m): s for m, s in self.engine.states().items()}}
+        every = {
+            "active": self.active.state(),
+            **{str(m): s for m, s in self.engine.states().items()},
+        }
         return {k: v.clone() if isinstance(v, Tensor) else v for k, v in leaves(every)}
 
     def sent(self, method: str, t: int) -> dict[int, Any]:

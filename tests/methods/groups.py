@@ -1,4 +1,6 @@
-"""Planted groups of peers, and what a small network answers, by NumPy: for tests of peers that choose peers."""
+"""Planted groups of peers, and what a small network answers, by NumPy: for tests of peers that
+choose peers.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def row_losses(weights: Mapping[str, Tensor], data: Rows) -> np.ndarray:
     """Cross-entropies (n,) of the toy's common network on all rows, in float64."""
     w = {k: v.double().numpy() for k, v in weights.items()}
     x, y = data.every.double().numpy(), data.labels[data.index].numpy()
-    z = np.maximum(x @ w["body.0.weight"].T + w["body.0.bias"], 0) @ w["head.weight"].T + w["head.bias"]
+    z = (
+        np.maximum(x @ w["body.0.weight"].T + w["body.0.bias"], 0) @ w["head.weight"].T
+        + w["head.bias"]
+    )
     z = z - z.max(-1, keepdims=True)
     return np.log(np.exp(z).sum(-1)) - z[np.arange(len(y)), y]
 
@@ -61,5 +66,7 @@ def accuracy(toy: Toy) -> float:
     right = 0.0
     for i in toy.engine.ids:
         data = toy.party(i).data
-        right += float((toy.party(i).infer(data.every).argmax(-1) == data.labels[data.index]).double().mean())
+        right += float(
+            (toy.party(i).infer(data.every).argmax(-1) == data.labels[data.index]).double().mean()
+        )
     return right / len(toy.engine.ids)

@@ -32,7 +32,11 @@ def table(n: int, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarr
 
 
 def owners(
-    x: np.ndarray, y: np.ndarray, cuts: Sequence[int], words: Sequence[Sequence[str]] = WORDS, classes: int = 2
+    x: np.ndarray,
+    y: np.ndarray,
+    cuts: Sequence[int],
+    words: Sequence[Sequence[str]] = WORDS,
+    classes: int = 2,
 ) -> list[ClientContext]:
     """The owners of consecutive rows, that begin at the cuts."""
     parts = list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
@@ -44,7 +48,9 @@ def owners(
             classes=classes,
             columns=[f"x{f}" for f in range(len(words))],
             words=tuple(words),
-            data=Rows(torch.from_numpy(a), torch.from_numpy(b).long(), torch.arange(len(b)), zero, one),
+            data=Rows(
+                torch.from_numpy(a), torch.from_numpy(b).long(), torch.arange(len(b)), zero, one
+            ),
         )
         for i, (a, b) in enumerate(parts)
     ]
@@ -62,7 +68,12 @@ def of_numbers(contexts: list[ClientContext], y: np.ndarray) -> list[ClientConte
 def federation(method: Method, contexts: list[ClientContext], **more: Any) -> Toy:
     """A toy federation of these owners."""
     first = contexts[0]
-    side = {"classes": first.classes, "target": first.target, "words": first.words, "columns": first.columns}
+    side = {
+        "classes": first.classes,
+        "target": first.target,
+        "words": first.words,
+        "columns": first.columns,
+    }
     side["network"] = None
     return Toy(method, client_contexts=contexts, server_side=side, **more)
 
@@ -79,7 +90,9 @@ def splits(n: int) -> Iterator[list[int]]:
 def model(toy: Any) -> str:
     """The SHA-256 of the server's bins and trees, which every owner has, too."""
     own = digest([toy.server.layout, toy.server.trees])
-    assert all(digest([state["layout"], state["trees"]]) == own for state in toy.engine.states().values())
+    assert all(
+        digest([state["layout"], state["trees"]]) == own for state in toy.engine.states().values()
+    )
     return own
 
 
@@ -88,7 +101,11 @@ def models_of_splits(method: Method, classes: int, rounds: int, **params: Any) -
     x, y = table(400, classes)
     order = np.random.default_rng(1).permutation(400)
     found = {
-        model(federation(method, owners(x[rows], y[rows], cuts, classes=classes), **params).run(rounds))
+        model(
+            federation(method, owners(x[rows], y[rows], cuts, classes=classes), **params).run(
+                rounds
+            )
+        )
         for rows in (np.arange(400), order)
         for cuts in splits(400)
     }

@@ -1,4 +1,6 @@
-"""AFIND+: its equations on hand numbers, one round against plain PyTorch, planted groups, joins, leaves and faults."""
+"""AFIND+: its equations on hand numbers, one round against plain PyTorch, planted groups, joins,
+leaves and faults.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def theta(s: Tensor, cfg: Any = EQ13) -> float:
     return float(threshold(entropy(s), len(s), cfg))
 
 
-# -- the threshold: golden values ---------------------------------------------------------------------
+# -- the threshold: golden values ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -62,11 +64,17 @@ def theta(s: Tensor, cfg: Any = EQ13) -> float:
         (99, 0.98, 0.1360),  # h = 0.985... above 1/99: nobody is
     ],
 )
-def test_the_printed_threshold_has_its_golden_values(n: int, similarity: float, expected: float) -> None:
-    assert theta(torch.full((n,), similarity, dtype=torch.float64)) == pytest.approx(expected, rel=2e-3)
+def test_the_printed_threshold_has_its_golden_values(
+    n: int, similarity: float, expected: float
+) -> None:
+    assert theta(torch.full((n,), similarity, dtype=torch.float64)) == pytest.approx(
+        expected, rel=2e-3
+    )
 
 
-def test_with_many_diverse_neighbours_the_printed_threshold_is_next_to_nothing_but_not_nothing() -> None:
+def test_with_many_diverse_neighbours_the_printed_threshold_is_next_to_nothing_but_not_nothing() -> (  # noqa: E501
+    None
+):
     found = theta(torch.zeros(99, dtype=torch.float64))
     assert 1e-16 < found < 1e-14
 
@@ -77,7 +85,9 @@ def test_a_coreset_in_which_all_are_alike_empties_itself_by_the_printed_rule() -
     assert theta(torch.full((n,), 0.9, dtype=torch.float64)) < 1 / n
 
 
-similarities = st.lists(st.floats(-1, 1), min_size=1, max_size=60).map(lambda s: torch.tensor(s, dtype=torch.float64))
+similarities = st.lists(st.floats(-1, 1), min_size=1, max_size=60).map(
+    lambda s: torch.tensor(s, dtype=torch.float64)
+)
 
 
 @given(similarities, st.floats(0.01, 3))
@@ -100,12 +110,14 @@ def test_similarity_is_the_cosine_and_survives_a_proxy_of_zero() -> None:
     assert torch.allclose(found, torch.tensor([1.0, -1.0, 0.0, 0.0]), atol=1e-6)
 
 
-# -- p: (8), (9), joins and leaves ----------------------------------------------------------------------
+# -- p: (8), (9), joins and leaves -----------------------------------------------------------------
 
 
 def test_p_on_hand_numbers() -> None:
     p = torch.tensor([0.0, 0.2, 0.3, 0.5], dtype=torch.float64)
-    new = probabilities(p, torch.tensor([1, 3]), torch.tensor([0.0, math.log(3)], dtype=torch.float64), 1.0)
+    new = probabilities(
+        p, torch.tensor([1, 3]), torch.tensor([0.0, math.log(3)], dtype=torch.float64), 1.0
+    )
     assert torch.allclose(new, torch.tensor([0.0, 0.7 / 4, 0.3, 0.7 * 3 / 4], dtype=torch.float64))
 
 
@@ -123,7 +135,9 @@ def test_p_stays_a_distribution_through_rounds_joins_and_leaves(data: st.DataObj
         present = here.nonzero().flatten()
         if len(present):
             ids = present[: data.draw(st.integers(1, len(present)))]
-            s = torch.tensor(data.draw(st.lists(st.floats(-1, 1), min_size=len(ids), max_size=len(ids)))).double()
+            s = torch.tensor(
+                data.draw(st.lists(st.floats(-1, 1), min_size=len(ids), max_size=len(ids)))
+            ).double()
             new = probabilities(p, ids, s, data.draw(st.sampled_from([0.02, 0.1, 1.0])))
             outside = torch.ones(m, dtype=torch.bool)
             outside[ids] = False
@@ -136,15 +150,19 @@ def test_who_joins_gets_the_mean_and_who_leaves_takes_its_own() -> None:
     mask = torch.tensor
     p = mask([0.0, 0.6, 0.3, 0.1, 0.0], dtype=torch.float64)
     before, here = mask([False, True, True, True, False]), mask([False, True, True, False, True])
-    assert torch.allclose(after_churn(p, before, here), mask([0.0, 0.6, 0.3, 0.0, 0.45], dtype=torch.float64) / 1.35)
+    assert torch.allclose(
+        after_churn(p, before, here), mask([0.0, 0.6, 0.3, 0.0, 0.45], dtype=torch.float64) / 1.35
+    )
     assert torch.equal(after_churn(p, before, before), p)
 
 
-# -- weights: (14)-(16) -----------------------------------------------------------------------------------
+# -- weights: (14)-(16) ----------------------------------------------------------------------------
 
 
 @given(st.lists(st.floats(0, 1e4), min_size=1, max_size=20), st.floats(0.1, 100))
-def test_boltzmann_weights_sum_to_1_and_fall_with_the_loss(losses: list[float], temperature: float) -> None:
+def test_boltzmann_weights_sum_to_1_and_fall_with_the_loss(
+    losses: list[float], temperature: float
+) -> None:
     x = torch.tensor(losses, dtype=torch.float64)
     weights = boltzmann(x, temperature)
     assert float(weights.sum()) == pytest.approx(1, abs=1e-9)
@@ -159,27 +177,44 @@ def test_boltzmann_weights_at_the_edges() -> None:
 
 def test_the_loss_before_training_weighs_nine_tenths() -> None:
     peer = Toy(AFIND_PLUS, 2).party(0)
-    assert float(smoothed(torch.tensor(2.0), torch.tensor(1.0), peer.cfg.gamma)) == pytest.approx(0.1 * 2 + 0.9 * 1)
+    assert float(smoothed(torch.tensor(2.0), torch.tensor(1.0), peer.cfg.gamma)) == pytest.approx(
+        0.1 * 2 + 0.9 * 1
+    )
 
 
-# -- one round against plain PyTorch ------------------------------------------------------------------------
+# -- one round against plain PyTorch ---------------------------------------------------------------
 
-PLAIN: dict[str, Any] = {"batch_size": 30, "lr": 0.1, "epochs": 2, "head_epochs": 1, "probe_rows": 30}
+PLAIN: dict[str, Any] = {
+    "batch_size": 30,
+    "lr": 0.1,
+    "epochs": 2,
+    "head_epochs": 1,
+    "probe_rows": 30,
+}
 
 
-def plain_work(peer: Any, body: dict[str, Tensor], t: int) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """φ, F(before), F(after) and the weights after a peer's training from this body, by torch.optim alone."""
+def plain_work(
+    peer: Any, body: dict[str, Tensor], t: int
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    """φ, F(before), F(after) and the weights after a peer's training from this body, by torch.optim
+    alone.
+    """
     cfg, module = peer.cfg, copy.deepcopy(peer.net.module)
     module.load_state_dict({**dict(module.state_dict()), **body})
     x, y = peer.sample_batch(t, size=cfg.probe_rows)
     before = F.cross_entropy(module(x), y)
-    layer = [p for k, p in module.named_parameters() if k in proxy_names(dict(module.named_parameters()))]
+    layer = [
+        p for k, p in module.named_parameters() if k in proxy_names(dict(module.named_parameters()))
+    ]
     phi = torch.cat([g.flatten() for g in torch.autograd.grad(before, layer)])
     head = [p for k, p in module.named_parameters() if k.startswith("head.")]
     rest = [p for k, p in module.named_parameters() if not k.startswith("head.")]
     # One optimizer for each stage: momentum stays with what moved.
     first = t * (cfg.head_epochs + cfg.epochs)
-    for stage, passes in ((head, range(cfg.head_epochs)), (rest, range(cfg.head_epochs, cfg.head_epochs + cfg.epochs))):
+    for stage, passes in (
+        (head, range(cfg.head_epochs)),
+        (rest, range(cfg.head_epochs, cfg.head_epochs + cfg.epochs)),
+    ):
         optimizer = torch.optim.SGD(stage, lr=cfg.lr, momentum=cfg.momentum)
         for n in passes:
             for bx, by in peer.epochs(first + n, size=cfg.batch_size):
@@ -187,7 +222,12 @@ def plain_work(peer: Any, body: dict[str, Tensor], t: int) -> tuple[Tensor, Tens
                 F.cross_entropy(module(bx), by).backward()
                 optimizer.step()
     after = F.cross_entropy(module(x), y)
-    return phi, before.detach(), after.detach(), {k: p.detach() for k, p in module.named_parameters()}
+    return (
+        phi,
+        before.detach(),
+        after.detach(),
+        {k: p.detach() for k, p in module.named_parameters()},
+    )
 
 
 @pytest.mark.parametrize("aggregation", ["boltzmann", "uniform"])
@@ -209,8 +249,14 @@ def test_a_faithful_round_is_the_algorithm_box_written_out(aggregation: str) -> 
         body = {k: v.clone() for k, v in steps.shared_weights(peer).items()}
         work = {j: plain_work(peers[j], body, 1) for j in [i, *coreset]}
         smooth = torch.stack([0.1 * after + 0.9 * before for _, before, after, _ in work.values()])
-        shares = torch.softmax(-smooth, 0) if aggregation == "boltzmann" else torch.full((len(work),), 1 / len(work))
-        mixed = {k: sum(w * x[3][k] for w, x in zip(shares, work.values(), strict=True)) for k in body}
+        shares = (
+            torch.softmax(-smooth, 0)
+            if aggregation == "boltzmann"
+            else torch.full((len(work),), 1 / len(work))
+        )
+        mixed = {
+            k: sum(w * x[3][k] for w, x in zip(shares, work.values(), strict=True)) for k in body
+        }
         head = {k: v for k, v in work[i][3].items() if k.startswith("head.")}
         s = torch.stack([F.cosine_similarity(work[j][0], work[i][0], 0) for j in coreset]).double()
         e = (1 + s) / 2
@@ -226,7 +272,9 @@ def test_a_faithful_round_is_the_algorithm_box_written_out(aggregation: str) -> 
         assert float(toy.party(i).neighbours["theta"]) == pytest.approx(float(theta_), abs=1e-5)
 
 
-def test_serving_leaves_a_peer_bit_for_bit_as_it_was_and_begins_from_the_asking_peer_s_body() -> None:
+def test_serving_leaves_a_peer_bit_for_bit_as_it_was_and_begins_from_the_asking_peer_s_body() -> (
+    None
+):
     toy = Toy(AFIND_PLUS, 3, **PLAIN).run(1)
     asking, server = toy.party(0), toy.party(1)
     body = {k: v.clone() for k, v in steps.shared_weights(asking).items()}
@@ -250,20 +298,24 @@ def test_a_cheap_round_mixes_what_each_trained_from_its_own_body() -> None:
     for i, peer in enumerate(peers):
         body = {k: v.clone() for k, v in steps.shared_weights(peer).items()}
         order = [i, *(j for j in range(n) if j != i)]
-        smooth = torch.stack([0.1 * own[j][2] + 0.9 * plain_work(peers[j], body, 1)[1] for j in order])
+        smooth = torch.stack(
+            [0.1 * own[j][2] + 0.9 * plain_work(peers[j], body, 1)[1] for j in order]
+        )
         shares = torch.softmax(-smooth, 0)
         for k in body:
             mixed = sum(w * own[j][3][k] for w, j in zip(shares, order, strict=True))
             assert torch.allclose(toy.party(i).params[k], mixed, atol=2e-6)
 
 
-# -- planted groups -------------------------------------------------------------------------------------------
+# -- planted groups --------------------------------------------------------------------------------
 
 
 class Planted:
     """Twenty clients of digits, five groups of four with two classes each."""
 
-    def __init__(self, seed: int, *, clients: int = 20, rows: int | None = None, **params: Any) -> None:
+    def __init__(
+        self, seed: int, *, clients: int = 20, rows: int | None = None, **params: Any
+    ) -> None:
         torch.set_num_threads(1)
         options = {} if rows is None else {"rows": rows}
         run = check(
@@ -286,7 +338,9 @@ class Planted:
         ).run
         self.small = build(run)
         self.engine = start(self.small)
-        self.fed = Federation(self.engine, seed=seed, coordinator="coordinator", param_shapes=self.small.param_shapes)
+        self.fed = Federation(
+            self.engine, seed=seed, coordinator="coordinator", param_shapes=self.small.param_shapes
+        )
         self.t = 0
 
     def run(self, rounds: int) -> Planted:
@@ -299,8 +353,13 @@ class Planted:
     def coresets(self) -> dict[int, set[int]]:
         """Whom each peer will ask next."""
         here = torch.ones(len(self.engine.ids), dtype=torch.bool)
-        masks = self.engine.call(self.engine.ids, "choose", {"here": here, "open": False}, None, None)
-        return {i: set(m.nonzero().flatten().tolist()) for i, m in zip(self.engine.ids, masks, strict=True)}
+        masks = self.engine.call(
+            self.engine.ids, "choose", {"here": here, "open": False}, None, None
+        )
+        return {
+            i: set(m.nonzero().flatten().tolist())
+            for i, m in zip(self.engine.ids, masks, strict=True)
+        }
 
 
 MATES = {i: {j for j in range(20) if j // 4 == i // 4 and j != i} for i in range(20)}
@@ -310,7 +369,9 @@ MATES = {i: {j for j in range(20) if j // 4 == i // 4 and j != i} for i in range
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("threshold", ["eq13", "calibrated"])
 @pytest.mark.parametrize("mode", ["faithful", "cheap"])
-def test_after_the_first_round_the_coreset_is_exactly_the_group(mode: str, threshold: str, seed: int) -> None:
+def test_after_the_first_round_the_coreset_is_exactly_the_group(
+    mode: str, threshold: str, seed: int
+) -> None:
     assert Planted(seed, threshold=threshold, mode=mode).run(1).coresets() == MATES
 
 
@@ -332,9 +393,14 @@ def test_the_calibrated_threshold_still_holds_the_groups_many_rounds_later() -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 5, 8, 10])
 def test_anchored_groups_of_any_size_are_found_and_kept(size: int) -> None:
-    """From messages alone: no peer is told of groups. Twenty rounds for the two small ones, whose peers are few."""
+    """From messages alone: no peer is told of groups. Twenty rounds for the two small ones, whose
+    peers are few.
+    """
     planted = Planted(0, clients=5 * size, rows=24, threshold="anchored", mode="cheap", lr=0.05)
-    mates = {i: {j for j in range(5 * size) if j // size == i // size and j != i} for i in range(5 * size)}
+    mates = {
+        i: {j for j in range(5 * size) if j // size == i // size and j != i}
+        for i in range(5 * size)
+    }
     assert planted.run(1).coresets() == mates
     assert planted.run(19 if size <= 5 else 2).coresets() == mates
 
@@ -379,7 +445,7 @@ def test_anchored_engines_agree_to_the_bit(mode: str) -> None:
     assert equal(loop.tensors(), strict.tensors())
 
 
-# -- who is spoken to, and what crosses -------------------------------------------------------------------------
+# -- who is spoken to, and what crosses ------------------------------------------------------------
 
 
 def half(n: int) -> dict[int, list[int]]:
@@ -391,7 +457,13 @@ def half(n: int) -> dict[int, list[int]]:
 def test_the_first_round_asks_all_neighbours_and_nobody_else_is_ever_asked(mode: str) -> None:
     n = 9
     graph = half(n)
-    toy = Toy(AFIND_PLUS, client_contexts=contexts(n, make=common, graph=graph), graph=graph, **PLAIN, mode=mode)
+    toy = Toy(
+        AFIND_PLUS,
+        client_contexts=contexts(n, make=common, graph=graph),
+        graph=graph,
+        **PLAIN,
+        mode=mode,
+    )
     toy.fed.coordinator = "coordinator"
     toy.run(1)
     pairs = {pair for pair in toy.fed.ledger.pairs if "coordinator" not in pair}
@@ -414,7 +486,9 @@ def test_the_coordinator_learns_who_asks_whom_and_nothing_else_and_no_head_ever_
             assert "float" not in entry.what
 
 
-def test_trainings_are_one_for_each_peer_and_one_for_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainings_are_one_for_each_peer_and_one_for_each_pair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     done = [0]
     train = steps.local_sgd
 
@@ -444,7 +518,7 @@ def test_bytes_of_a_pair_are_two_bodies_and_a_proxy() -> None:
         assert toy.fed.ledger.pairs["peer-0", "peer-1"][1] == 4 * (2 * body + phi + losses)
 
 
-# -- policies -----------------------------------------------------------------------------------------------------
+# -- policies --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("top1", [2]), ("self", []), ("all", [1, 2, 3])])
@@ -487,7 +561,7 @@ def _asked(toy: Toy, t: int) -> int:
     return sum(e.count for e in toy.fed.ledger if e.round == t and e.kind == "serve")
 
 
-# -- faults, leaves, joins, ids --------------------------------------------------------------------------------------
+# -- faults, leaves, joins, ids --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["faithful", "cheap"])
@@ -503,7 +577,9 @@ def test_rounds_finish_and_p_stays_whole_when_answers_are_missing(mode: str) -> 
 def test_peers_leave_and_join_during_a_run() -> None:
     toy = Toy(AFIND_PLUS, 5, **PLAIN, explore_every=3).run(2, present=[0, 1, 2, 3])
     idle = state_sha256([("4", toy.party(4).state())])
-    assert state_sha256([("4", Toy(AFIND_PLUS, 5, **PLAIN, explore_every=3).party(4).state())]) == idle
+    assert (
+        state_sha256([("4", Toy(AFIND_PLUS, 5, **PLAIN, explore_every=3).party(4).state())]) == idle
+    )
     toy.run(2, start=2, present=[1, 2, 3, 4])  # 0 leaves, 4 comes
     for i in (1, 2, 3):
         p = toy.party(i).neighbours["p"]
@@ -521,15 +597,21 @@ def test_other_numbers_for_the_peers_change_nothing() -> None:
     full = {**PLAIN, "probe_rows": 30}  # one full batch a pass: nothing is drawn but its order
     data = [rows(30, i) for i in range(4)]
     order = [2, 0, 3, 1]
-    a = Toy(AFIND_PLUS, client_contexts=contexts(4, make=common, data=lambda i: data[i]), **full).run(3)
-    b = Toy(AFIND_PLUS, client_contexts=contexts(4, make=common, data=lambda i: data[order[i]]), **full).run(3)
+    a = Toy(
+        AFIND_PLUS, client_contexts=contexts(4, make=common, data=lambda i: data[i]), **full
+    ).run(3)
+    b = Toy(
+        AFIND_PLUS, client_contexts=contexts(4, make=common, data=lambda i: data[order[i]]), **full
+    ).run(3)
     for i in range(4):
         for k, v in b.party(i).params.items():
             assert torch.allclose(v, a.party(order[i]).params[k], atol=1e-5), k
-        assert torch.allclose(b.party(i).neighbours["p"], a.party(order[i]).neighbours["p"][order], atol=1e-4)
+        assert torch.allclose(
+            b.party(i).neighbours["p"], a.party(order[i]).neighbours["p"][order], atol=1e-4
+        )
 
 
-# -- privacy -------------------------------------------------------------------------------------------------------
+# -- privacy ---------------------------------------------------------------------------------------
 
 
 def test_noise_on_the_proxy_is_clipped_sized_and_accounted_for() -> None:
@@ -537,20 +619,27 @@ def test_noise_on_the_proxy_is_clipped_sized_and_accounted_for() -> None:
     asked = {"weights": {k: v.clone() for k, v in steps.shared_weights(peer).items()}}
     clean, _ = proxy(peer, 0)
     assert float(clean.norm()) <= 0.01 + 1e-6
-    noise = torch.cat([peer.probe(t=0, asked=asked, by=torch.tensor(i))["phi"] - clean for i in range(40)])
+    noise = torch.cat(
+        [peer.probe(t=0, asked=asked, by=torch.tensor(i))["phi"] - clean for i in range(40)]
+    )
     rows_ = min(30, len(peer.data))
     assert float(noise.std()) == pytest.approx(2.0 * 0.01 / rows_, rel=0.05)
     assert int(peer.neighbours["sent"]) == 40
-    assert "epsilon of phi" not in peer.take_notes()  # its choice of neighbours compares a φ without noise
+    # its choice of neighbours compares a φ without noise
+    assert "epsilon of phi" not in peer.take_notes()
 
 
 def test_noise_on_the_update_is_added_to_a_clipped_change() -> None:
-    quiet = Toy(AFIND_PLUS, 3, **PLAIN, dp={"target": "update", "sigma": 1e-9, "clip": 0.05}).party(1)
+    quiet = Toy(AFIND_PLUS, 3, **PLAIN, dp={"target": "update", "sigma": 1e-9, "clip": 0.05}).party(
+        1
+    )
     body = {k: v.clone() for k, v in steps.shared_weights(quiet).items()}
     answer = quiet.serve(t=0, asked={"weights": body}, by=torch.tensor(0))
     change = torch.cat([(v - body[k]).flatten() for k, v in answer["weights"].items()])
     assert float(change.norm()) == pytest.approx(0.05, rel=1e-3)
-    loud = Toy(AFIND_PLUS, 3, **PLAIN, dp={"target": "update", "sigma": 50.0, "clip": 0.05}).party(1)
+    loud = Toy(AFIND_PLUS, 3, **PLAIN, dp={"target": "update", "sigma": 50.0, "clip": 0.05}).party(
+        1
+    )
     other = loud.serve(t=0, asked={"weights": body}, by=torch.tensor(0))
     noise = torch.cat([(v - answer["weights"][k]).flatten() for k, v in other["weights"].items()])
     assert float(noise.std()) == pytest.approx(50 * 0.05 / PLAIN["batch_size"], rel=0.2)
@@ -558,7 +647,7 @@ def test_noise_on_the_update_is_added_to_a_clipped_change() -> None:
         AFIND_PLUS.configure(params={"mode": "cheap", "dp": {"target": "update"}})
 
 
-# -- the rest --------------------------------------------------------------------------------------------------------
+# -- the rest --------------------------------------------------------------------------------------
 
 
 def test_afind_is_afind_plus_with_equal_weights_and_the_method_without_a_head_shares_all() -> None:
@@ -571,7 +660,11 @@ def test_a_network_without_a_layer_before_its_head_is_refused() -> None:
     with pytest.raises(ModelError, match="a layer before"):
         proxy_names({"head.weight": torch.zeros(2, 3), "head.bias": torch.zeros(2)})
     found = proxy_names(
-        {"body.0.weight": torch.zeros(3, 3), "body.1.weight": torch.zeros(3), "head.weight": torch.zeros(2, 3)}
+        {
+            "body.0.weight": torch.zeros(3, 3),
+            "body.1.weight": torch.zeros(3),
+            "head.weight": torch.zeros(2, 3),
+        }
     )
     assert found == ["body.0.weight"]
 
@@ -585,8 +678,12 @@ def test_a_network_without_a_layer_before_its_head_is_refused() -> None:
         ("cnn-small", ""),
     ],
 )
-def test_the_output_layer_of_a_residual_network_is_its_last_convolution(name: str, layer: str) -> None:
-    """It is the last one whose output passes through no other: shortcuts are registered after it."""
+def test_the_output_layer_of_a_residual_network_is_its_last_convolution(
+    name: str, layer: str
+) -> None:
+    """It is the last one whose output passes through no other: shortcuts are
+    registered after it.
+    """
     module = models.build(name, (1, 28, 28), 10, seed=0)
     (weight, *_) = proxy_names(dict(module.named_parameters()))
     assert weight.endswith(f"{layer}.weight") and "shortcut" not in weight
@@ -606,14 +703,22 @@ def test_peers_learn() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_on_a_partial_graph_with_joins_and_leaves_ends_the_same_after_a_kill(tmp_path: Path) -> None:
+def test_a_run_on_a_partial_graph_with_joins_and_leaves_ends_the_same_after_a_kill(
+    tmp_path: Path,
+) -> None:
     run = check(
         {
             "run": {
                 "method": "afind-plus",
                 "rounds": 6,
                 "params": {"epochs": 1, "batch_size": 16, "explore_every": 2},
-                "data": {"name": "digits", "clients": 8, "public_rows": 0, "test_rows": 40, "own_test_rows": 20},
+                "data": {
+                    "name": "digits",
+                    "clients": 8,
+                    "public_rows": 0,
+                    "test_rows": 40,
+                    "own_test_rows": 20,
+                },
                 "models": {"pool": ["mlp"]},
                 "topology": {"kind": "regular", "degree": 4},
                 "churn": {"away": [{"client": 0, "start": 3}, {"client": 7, "end": 2}]},
@@ -625,7 +730,9 @@ def test_a_run_on_a_partial_graph_with_joins_and_leaves_ends_the_same_after_a_ki
         execute(run, tmp_path / "killed", stop=lambda: True)
     parts = execute(run, tmp_path / "killed", resume=True)
     assert parts.summary["state_sha256"] == whole.summary["state_sha256"]
-    assert (tmp_path / "killed" / "mixing.csv").read_text() == (tmp_path / "whole" / "mixing.csv").read_text()
+    assert (tmp_path / "killed" / "mixing.csv").read_text() == (
+        tmp_path / "whole" / "mixing.csv"
+    ).read_text()
     near = json.loads((tmp_path / "whole" / "partition.json").read_text())["neighbours"]
     assert {len(those) for those in near} == {4}
     for line in csv.DictReader((tmp_path / "whole" / "mixing.csv").read_text().splitlines()):

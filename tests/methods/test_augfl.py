@@ -1,4 +1,6 @@
-"""AugFL's page against its paper: closed forms in float64, the algorithm box by hand, and what may not cross."""
+"""AugFL's page against its paper: closed forms in float64, the algorithm box by hand, and what may
+not cross.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,12 @@ from fedloom.methods.meta import steps as meta_steps
 from fedloom.methods.meta.steps import hvp_by_difference, meta_gradient
 from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal, rows
 
-AUGFL, KD_ONLY, CE_ONLY, LOCAL_ONLY = (methods.find(n) for n in ("augfl", "kd-only", "server-ce-only", "local-only"))
+AUGFL, KD_ONLY, CE_ONLY, LOCAL_ONLY = (
+    methods.find(n) for n in ("augfl", "kd-only", "server-ce-only", "local-only")
+)
 MODEL = 4 * sum(p.numel() for p in common().parameters())
 
-# -- quadratic problems: everything has a closed form ------------------------------------------------------------------
+# -- quadratic problems: everything has a closed form ----------------------------------------------
 
 D, N = 5, 4
 
@@ -68,8 +72,15 @@ class Squares(augfl.AugFLClient):  # type: ignore[misc]
 
 def doubles(n: int, seed: int, scale: float = 1.0) -> Rows:
     rng = np.random.default_rng(seed)
-    x, y = torch.from_numpy(scale * rng.normal(size=(n, D))), torch.from_numpy(rng.integers(-3, 4, size=n))
-    return Rows(x, y, torch.arange(n), torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+    x = torch.from_numpy(scale * rng.normal(size=(n, D)))
+    y = torch.from_numpy(rng.integers(-3, 4, size=n))
+    return Rows(
+        x,
+        y,
+        torch.arange(n),
+        torch.zeros(1, dtype=torch.float64),
+        torch.ones(1, dtype=torch.float64),
+    )
 
 
 START = torch.linspace(-1, 1, D, dtype=torch.float64)
@@ -77,8 +88,12 @@ KNOWN = torch.linspace(2, 0, D, dtype=torch.float64)
 QUADRATIC: Method = replace(AUGFL, client=Squares)
 
 
-def quadratic(count: Callable[[int], int] = lambda i: 12 + 4 * i, scale: float = 1.0, **params: Any) -> Toy:
-    client_contexts = contexts(N, make=lambda _: Linear(START), data=lambda i: doubles(count(i), i, scale))
+def quadratic(
+    count: Callable[[int], int] = lambda i: 12 + 4 * i, scale: float = 1.0, **params: Any
+) -> Toy:
+    client_contexts = contexts(
+        N, make=lambda _: Linear(START), data=lambda i: doubles(count(i), i, scale)
+    )
     server_side = {"data": doubles(6, 50), "pretrained": lambda: Linear(KNOWN)}
     return Toy(
         QUADRATIC,
@@ -143,7 +158,10 @@ def test_the_dual_is_minus_the_weighted_meta_gradient_whatever_it_was_before() -
     toy.run(1)
     for i, (w, client_context) in enumerate(zip(shares(toy), toy.client_contexts, strict=True)):
         assert torch.allclose(
-            toy.party(i).dual["head.weight"][0], -w * meta(client_context, before, 0.1), atol=1e-14, rtol=0
+            toy.party(i).dual["head.weight"][0],
+            -w * meta(client_context, before, 0.1),
+            atol=1e-14,
+            rtol=0,
         )
 
 
@@ -153,14 +171,18 @@ def test_rounds_are_optimistic_gradient_descent(params: dict[str, Any]) -> None:
     rate = 1 / (N * 0.7) if "rho" in params else 0.2
     theta, last = theta_of(toy), torch.zeros(D, dtype=torch.float64)
     for t in range(6):
-        now: Any = sum(w * meta(p, theta, 0.1) for w, p in zip(shares(toy), toy.client_contexts, strict=True))
+        now: Any = sum(
+            w * meta(p, theta, 0.1) for w, p in zip(shares(toy), toy.client_contexts, strict=True)
+        )
         theta, last = theta - rate * (2 * now - last + 0.3 * 2 * (theta - KNOWN)), now
         toy.run(1, start=t)
         assert torch.allclose(theta_of(toy), theta, atol=1e-13, rtol=0)
 
 
 @pytest.mark.parametrize(("times", "converges"), [(0.64, True), (0.69, False)])
-def test_it_is_stable_below_two_thirds_of_the_inverse_curvature(times: float, converges: bool) -> None:
+def test_it_is_stable_below_two_thirds_of_the_inverse_curvature(
+    times: float, converges: bool
+) -> None:
     """Optimistic descent on a quadratic needs rate * L_F < 2/3, L_F the largest curvature."""
     toy = quadratic(alpha=0.0, lam=0.0)
     a = sum(w * halves(p)[2] for w, p in zip(shares(toy), toy.client_contexts, strict=True))
@@ -176,7 +198,8 @@ def test_alpha_0_is_optimistic_gradient_descent_on_the_query_halves() -> None:
     toy = quadratic(alpha=0.0, lam=0.0, meta_lr=0.1)
     before = theta_of(toy)
     slope = sum(
-        w * (halves(p)[2] @ before - halves(p)[3]) for w, p in zip(shares(toy), toy.client_contexts, strict=True)
+        w * (halves(p)[2] @ before - halves(p)[3])
+        for w, p in zip(shares(toy), toy.client_contexts, strict=True)
     )
     assert torch.allclose(theta_of(toy.run(1)), before - 0.1 * 2 * slope, atol=1e-14, rtol=0)
 
@@ -199,8 +222,12 @@ def test_absent_clients_count_with_the_duals_that_the_server_knows() -> None:
         toy.run(1, start=t)
         assert torch.allclose(theta_of(toy), theta, atol=1e-12, rtol=0)
         for i in there:
-            assert torch.allclose(server.duals[str(i)]["head.weight"][0], duals[i], atol=1e-12, rtol=0)
-    assert torch.allclose(theta_of(toy.run(800, start=7)), solution(toy, 0.2, 0.1), atol=1e-8, rtol=0)
+            assert torch.allclose(
+                server.duals[str(i)]["head.weight"][0], duals[i], atol=1e-12, rtol=0
+            )
+    assert torch.allclose(
+        theta_of(toy.run(800, start=7)), solution(toy, 0.2, 0.1), atol=1e-8, rtol=0
+    )
 
 
 class Gone(Faults):
@@ -221,13 +248,15 @@ def test_a_client_that_fails_is_left_out_and_the_pull_of_r_h_stays() -> None:
     assert [(f.round, f.party) for f in lost.fed.failures] == [(1, "client-2")]
 
 
-# -- networks: the algorithm box, by hand ------------------------------------------------------------------------------
+# -- networks: the algorithm box, by hand ----------------------------------------------------------
 
 TEACHER = partial(common, 0, width=12)
 
 
 def bent(_: int = 0) -> nn.Module:
-    """The common network with a smooth activation, on which differences of gradients mean something."""
+    """The common network with a smooth activation, on which differences of gradients mean
+    something.
+    """
     module: Any = common()
     module.body[1] = nn.ELU()
     return module
@@ -236,7 +265,9 @@ def bent(_: int = 0) -> nn.Module:
 def helped(method: Method = AUGFL, **params: Any) -> Toy:
     server_side = {"data": rows(40, 5), "pretrained": TEACHER}
     return Toy(
-        method, server_side=server_side, **{"server_batch_size": 16, "crd_negatives": 64, "crd_dim": 6, **params}
+        method,
+        server_side=server_side,
+        **{"server_batch_size": 16, "crd_negatives": 64, "crd_dim": 6, **params},
     )
 
 
@@ -250,13 +281,17 @@ def slope_of(
     """The meta-gradient, by differentiating through the step."""
     theta = {k: w.detach().clone().requires_grad_() for k, w in weights.items()}
     (xs, ys, _), (xq, yq, _) = client_context.support, client_context.query
-    inner = torch.autograd.grad(loss(module, theta, xs, ys), list(theta.values()), create_graph=True)
+    inner = torch.autograd.grad(
+        loss(module, theta, xs, ys), list(theta.values()), create_graph=True
+    )
     phi = {k: w - alpha * g for (k, w), g in zip(theta.items(), inner, strict=True)}
     found = torch.autograd.grad(loss(module, phi, xq, yq), list(theta.values()))
     return dict(zip(theta, found, strict=True))
 
 
-def by_hand(client_contexts: list[ClientContext], rounds: int, alpha: float, rho: float) -> dict[str, Tensor]:
+def by_hand(
+    client_contexts: list[ClientContext], rounds: int, alpha: float, rho: float
+) -> dict[str, Tensor]:
     """Algorithm 1 without R_h: θ, θ_i and y_i one by one."""
     module, count = common(), sum(len(p.rows) for p in client_contexts)
     theta = {k: p.detach().clone() for k, p in module.named_parameters()}
@@ -264,11 +299,13 @@ def by_hand(client_contexts: list[ClientContext], rounds: int, alpha: float, rho
     for _ in range(rounds):
         local = []
         for i, client_context in enumerate(client_contexts):
-            w, slope = len(client_context.rows) / count, slope_of(module, theta, client_context, alpha)
+            w = len(client_context.rows) / count
+            slope = slope_of(module, theta, client_context, alpha)
             local.append({k: theta[k] - (y[i][k] + w * slope[k]) / rho for k in theta})
             y[i] = {k: y[i][k] + rho * (local[i][k] - theta[k]) for k in theta}
         theta = {
-            k: sum(y[i][k] + rho * local[i][k] for i in range(len(client_contexts))) / (len(client_contexts) * rho)  # type: ignore[misc]
+            k: sum(y[i][k] + rho * local[i][k] for i in range(len(client_contexts)))
+            / (len(client_contexts) * rho)  # type: ignore[misc]
             for k in theta
         }
     return theta
@@ -296,7 +333,9 @@ def test_the_hessian_vector_product_is_exact_to_float_precision() -> None:
 
     want: Any = torch.func.jvp(torch.func.grad(of), (weights,), (v,))[1]  # forward over reverse
     at = {k: w.float() for k, w in weights.items()}
-    value, gradient, product = party.curvature_at(at, partial(steps.weighted_loss, party), *client_context.support)
+    value, gradient, product = party.curvature_at(
+        at, partial(steps.weighted_loss, party), *client_context.support
+    )
     found = product({k: x.float() for k, x in v.items()})
     length = torch.cat([w.flatten() for w in want.values()]).norm()
     off = torch.cat([(found[k].double() - want[k]).flatten() for k in want]).norm()
@@ -336,7 +375,7 @@ def test_support_and_query_share_no_row_and_leave_none_out() -> None:
         assert len(support) - len(query) in (0, 1)
 
 
-# -- what crosses ------------------------------------------------------------------------------------------------------
+# -- what crosses ----------------------------------------------------------------------------------
 
 
 def test_nothing_of_the_pretrained_model_crosses_but_the_meta_model() -> None:
@@ -374,7 +413,9 @@ def refuse() -> nn.Module:
     ("method", "params"),
     [(AUGFL, {"lam": 0.0}), (LOCAL_ONLY, {}), (CE_ONLY, {}), (AUGFL, {"crd": 0.0, "ce": 1.0})],
 )
-def test_the_pretrained_model_is_not_read_where_it_does_not_count(method: Method, params: dict[str, Any]) -> None:
+def test_the_pretrained_model_is_not_read_where_it_does_not_count(
+    method: Method, params: dict[str, Any]
+) -> None:
     server_side = {"data": rows(40, 5), "pretrained": refuse}
     toy = Toy(method, server_side=server_side, **params).run(2)
     assert toy.server is not None
@@ -412,11 +453,15 @@ def test_what_is_missing_is_reported_before_work_starts() -> None:
         helped(l2=1.0).run(1)
 
 
-# -- R_h ---------------------------------------------------------------------------------------------------------------
+# -- R_h -------------------------------------------------------------------------------------------
 
 
-def crd_by_drawing(scores: Tensor, which: Tensor, drawn: list[list[int]], negatives: int, each: bool = False) -> Tensor:
-    """The loss as the paper has it, one anchor and stranger after the other; `each`: each so often that they are N."""
+def crd_by_drawing(
+    scores: Tensor, which: Tensor, drawn: list[list[int]], negatives: int, each: bool = False
+) -> Tensor:
+    """The loss as the paper has it, one anchor and stranger after the other; `each`: each so often
+    that they are N.
+    """
     c, total = negatives / scores.shape[1], torch.zeros(())
     for b, own in enumerate(which.tolist()):
         total = total - torch.log(scores[b, own] / (scores[b, own] + c))
@@ -434,8 +479,11 @@ def test_the_whole_bank_gives_what_drawing_every_stranger_once_gives() -> None:
     found = crd.contrast(scores.log(), which, negative_rows, 8)
     drawn = [torch.nonzero(row)[:, 0].tolist() for row in negative_rows]
     assert torch.allclose(found, crd_by_drawing(scores, which, drawn, 8), atol=1e-5)
-    twice = crd.contrast(scores.log(), which, negative_rows, 16)  # N draws from 8 negative_rows: each twice
-    assert torch.allclose(twice, crd_by_drawing(scores, which, [2 * d for d in drawn], 16), atol=1e-5)
+    # N draws from 8 negative_rows: each twice
+    twice = crd.contrast(scores.log(), which, negative_rows, 16)
+    assert torch.allclose(
+        twice, crd_by_drawing(scores, which, [2 * d for d in drawn], 16), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("crd_negatives", [256, 4096])
@@ -473,7 +521,13 @@ def test_one_step_of_all_terms_equals_the_formulas() -> None:
     with torch.no_grad():
         for p in teacher.parameters():
             p.add_(0.3)
-    toy = Toy(KD_ONLY, server_side={"data": data, "pretrained": lambda: teacher}, crd_negatives=64, crd_dim=6, **params)
+    toy = Toy(
+        KD_ONLY,
+        server_side={"data": data, "pretrained": lambda: teacher},
+        crd_negatives=64,
+        crd_dim=6,
+        **params,
+    )
     server: Any = toy.server
     start = {k: w.clone() for k, w in server.theta.items()}
     order = sample_plan(server.stream("knowledge transfer", 0), 40, 1, 40)[0]
@@ -486,7 +540,9 @@ def test_one_step_of_all_terms_equals_the_formulas() -> None:
         state = crd.init(40, 8, 8, 6)
     maps = state["maps"]
     seen = {
-        "student": F.normalize(features @ maps["student"]["weight"].T + maps["student"]["bias"], dim=-1),
+        "student": F.normalize(
+            features @ maps["student"]["weight"].T + maps["student"]["bias"], dim=-1
+        ),
         "teacher": F.normalize(
             teacher.features(x) @ maps["teacher"]["weight"].T + maps["teacher"]["bias"], dim=-1
         ).detach(),
@@ -495,12 +551,18 @@ def test_one_step_of_all_terms_equals_the_formulas() -> None:
     total = 0.7 * F.cross_entropy(logits, y)
     soft = F.softmax(teacher(x).detach() / 4, -1)
     total = total + 0.3 * 16 * F.kl_div(F.log_softmax(logits / 4, -1), soft, reduction="batchmean")
-    total = total + 0.01 * sum((theta[k] - p.detach()).square().sum() for k, p in teacher.named_parameters())
+    total = total + 0.01 * sum(
+        (theta[k] - p.detach()).square().sum() for k, p in teacher.named_parameters()
+    )
     for who, other in (("student", "teacher"), ("teacher", "student")):
         e = torch.exp(seen[who] @ state["banks"][other].T / 0.07)
         z = torch.cat([e[negative_rows], e.gather(1, order[:, None])[:, 0]]).mean() * 40
         total = total + 0.5 * crd_by_drawing(
-            e / z.detach(), order, [torch.nonzero(row)[:, 0].tolist() for row in negative_rows], 64, each=True
+            e / z.detach(),
+            order,
+            [torch.nonzero(row)[:, 0].tolist() for row in negative_rows],
+            64,
+            each=True,
         )
     total.backward()
     for k, p in theta.items():
@@ -510,7 +572,12 @@ def test_one_step_of_all_terms_equals_the_formulas() -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [{"meta_lr": 0.1}, {"meta_lr": None, "rho": 0.7}, {"rho": 0.2, "meta_lr": None, "clients_per_round": 2}]
+    "params",
+    [
+        {"meta_lr": 0.1},
+        {"meta_lr": None, "rho": 0.7},
+        {"rho": 0.2, "meta_lr": None, "clients_per_round": 2},
+    ],
 )
 def test_a_rate_of_the_transfer_is_lambda_over_the_sum_of_rho(params: dict[str, Any]) -> None:
     total = 1 / 0.1 if params["meta_lr"] else N * params["rho"]
@@ -541,7 +608,7 @@ def test_a_pass_over_all_rows_is_the_mean_of_its_batches() -> None:
         assert torch.allclose(server.theta[k], start[k] - 0.1 * p.grad, atol=1e-6)
 
 
-# -- the rest ----------------------------------------------------------------------------------------------------------
+# -- the rest --------------------------------------------------------------------------------------
 
 
 def test_batched_clients_give_what_one_after_the_other_gives_with_halves_of_all_lengths() -> None:
@@ -600,8 +667,22 @@ def test_batch_statistics_are_an_option_of_that_name_only() -> None:
 
 def test_the_presets_are_the_paper_s_and_the_code_s() -> None:
     paper, code = AUGFL.configure("paper"), AUGFL.configure("authors_code")
-    assert (paper.alpha, paper.rho, paper.lam, paper.hvp, paper.crd, paper.ce) == (0.03, 0.7, 5.0, "fd", 1.0, 0.0)
-    assert (code.alpha, code.rho, code.crd, code.ce, code.kl, code.server_batches) == (0.05, 0.7, 0.8, 1.0, 0.0, None)
+    assert (paper.alpha, paper.rho, paper.lam, paper.hvp, paper.crd, paper.ce) == (
+        0.03,
+        0.7,
+        5.0,
+        "fd",
+        1.0,
+        0.0,
+    )
+    assert (code.alpha, code.rho, code.crd, code.ce, code.kl, code.server_batches) == (
+        0.05,
+        0.7,
+        0.8,
+        1.0,
+        0.0,
+        None,
+    )
     assert paper.penalty(40) == paper.penalty(80) == 0.7
     assert AUGFL.configure().penalty(40) == pytest.approx(1 / (40 * AUGFL.configure().meta_lr))
 
@@ -618,7 +699,9 @@ def test_without_its_server_s_help_any_network_will_do() -> None:
     assert toy.server is not None and not toy.fed.failures
     with pytest.raises(ModelError, match="features"):
         Toy(
-            AUGFL, server_side={"data": rows(40, 5), "pretrained": TEACHER}, make=lambda _: nn.Linear(FEATURES, CLASSES)
+            AUGFL,
+            server_side={"data": rows(40, 5), "pretrained": TEACHER},
+            make=lambda _: nn.Linear(FEATURES, CLASSES),
         )
     bare = {"data": rows(40, 5), "pretrained": lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES))}
     with pytest.raises(ModelError, match="pretrained model with a method `features`"):
@@ -642,7 +725,9 @@ def test_frozen_weights_take_no_part() -> None:
         return module
 
     toy = helped(make=frozen)
-    toy.fed.param_shapes = {k: p for k, p in toy.fed.param_shapes.items() if k in toy.party(0).params}
+    toy.fed.param_shapes = {
+        k: p for k, p in toy.fed.param_shapes.items() if k in toy.party(0).params
+    }
     toy.run(2)
     assert not toy.fed.failures and "body.0.weight" not in toy.server.broadcast()
 
@@ -663,8 +748,13 @@ def test_lost_numbers_and_lost_answers_leave_the_rate_right_and_the_end_too() ->
     toy.run(1)
     there = [0, 2, 3]
     count = sum(len(toy.client_contexts[i].rows) for i in there)
-    slope = sum(len(toy.client_contexts[i].rows) / count * meta(toy.client_contexts[i], first, 0.1) for i in there)
-    assert torch.allclose(theta_of(toy), first - 0.05 * (2 * slope + 0.4 * (first - KNOWN)), atol=1e-13, rtol=0)
+    slope = sum(
+        len(toy.client_contexts[i].rows) / count * meta(toy.client_contexts[i], first, 0.1)
+        for i in there
+    )
+    assert torch.allclose(
+        theta_of(toy), first - 0.05 * (2 * slope + 0.4 * (first - KNOWN)), atol=1e-13, rtol=0
+    )
     toy.run(1500, start=1)
     assert len(toy.fed.failures) == 2
     assert torch.allclose(theta_of(toy), solution(toy, 0.2, 0.1), atol=1e-8, rtol=0)

@@ -1,4 +1,6 @@
-"""Clients without a network beside clients with one: what they hear, what they are fitted to, on every engine."""
+"""Clients without a network beside clients with one: what they hear, what they are fitted to, on
+every engine.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +62,12 @@ def boxed(names: Mapping[int, str], n: int = 4, **settings: Any) -> list[ClientC
     """The toy's places, some of them with black boxes; `still` always answers P."""
     found = contexts(n)
     for i, name in names.items():
-        made = partial(Still, P) if name == "still" else partial(make, name, (FEATURES,), CLASSES, i)
-        found[i] = replace(found[i], network=None, black_box=BlackBoxModel(name, made, CLASSES, i, **settings))
+        made = (
+            partial(Still, P) if name == "still" else partial(make, name, (FEATURES,), CLASSES, i)
+        )
+        found[i] = replace(
+            found[i], network=None, black_box=BlackBoxModel(name, made, CLASSES, i, **settings)
+        )
     return found
 
 
@@ -80,43 +86,64 @@ def same(a: Toy, b: Toy) -> bool:
     )
 
 
-# -- what is learned from a message ---------------------------------------------------------------------
+# -- what is learned from a message ----------------------------------------------------------------
 
 
 def test_the_target_is_the_mean_of_the_others() -> None:
     """FedMD by hand: three still boxes, so that what each should hear is known."""
-    toy = Toy(FEDMD, client_contexts=boxed({0: "still", 1: "still", 2: "still"}, 3), batch_size=8).run(1)
+    toy = Toy(
+        FEDMD, client_contexts=boxed({0: "still", 1: "still", 2: "still"}, 3), batch_size=8
+    ).run(1)
     rows = toy.party(0).public_rows(0, steps=1, size=8)[0]
     heard = state(toy, 0)["targets"]
-    assert torch.allclose(heard[rows], torch.tensor(floored(P), dtype=torch.float32).expand(8, -1), atol=1e-6)
+    assert torch.allclose(
+        heard[rows], torch.tensor(floored(P), dtype=torch.float32).expand(8, -1), atol=1e-6
+    )
     assert int(heard.any(-1).sum()) == 8  # no other row was heard of
 
 
 def test_the_others_are_those_without_oneself() -> None:
     client_contexts = boxed({0: "still", 1: "still", 2: "still"}, 3)
     other = np.array([0.1, 0.1, 0.1, 0.7])
-    client_context = replace(client_contexts[2], black_box=BlackBoxModel("still", partial(Still, other), CLASSES))
+    client_context = replace(
+        client_contexts[2], black_box=BlackBoxModel("still", partial(Still, other), CLASSES)
+    )
     toy = Toy(FEDMD, client_contexts=[*client_contexts[:2], client_context], batch_size=8).run(1)
     rows = toy.party(0).public_rows(0, steps=1, size=8)[0]
     product = np.sqrt(floored(P) * floored(other))
-    for i, expected in ((0, product / product.sum()), (1, product / product.sum()), (2, floored(P))):
+    for i, expected in (
+        (0, product / product.sum()),
+        (1, product / product.sum()),
+        (2, floored(P)),
+    ):
         assert np.abs(state(toy, i)["targets"][rows].numpy() - expected).max() < 1e-6
 
 
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
 @pytest.mark.parametrize(("kd", "adv", "cap"), [(1.0, 1.0, 1.0), (2.0, 0.5, None), (0.0, 1.0, 0.1)])
-def test_the_pseudo_target_is_a_closed_form(kd: float, adv: float, cap: float | None, average: Any) -> None:
+def test_the_pseudo_target_is_a_closed_form(
+    kd: float, adv: float, cap: float | None, average: Any
+) -> None:
     """f* = T - G adv / kd, or the own answer less adv G without distillation; G capped."""
     client_context = boxed({0: "still"}, 1)[0]
     cfg = FEDAL.configure(
-        params={"kd": kd, "adv": adv, "gradient_cap": cap or "none", "average": average, "batch_size": 8, "tau": 1}
+        params={
+            "kd": kd,
+            "adv": adv,
+            "gradient_cap": cap or "none",
+            "average": average,
+            "batch_size": 8,
+            "tau": 1,
+        }
     )
     party = FedALBlackBox(cfg, client_context)
     party.local_train(t=0)
     f = steps.public_log_probs(party, 0, 0)
     assert torch.allclose(f, torch.tensor(floored(P)).log().float().expand(8, -1), atol=1e-6)
     rng = torch.Generator().manual_seed(0)
-    answers = torch.stack([f, torch.randn(8, CLASSES, generator=rng), torch.randn(8, CLASSES, generator=rng)])
+    answers = torch.stack(
+        [f, torch.randn(8, CLASSES, generator=rng), torch.randn(8, CLASSES, generator=rng)]
+    )
     mean = (answers if average == "logits" else answers.softmax(-1)).mean(0)
     g = torch.randn(8, CLASSES, generator=rng)
     party.distil(t=0, i=0, n=3, mean=mean, gradient=g)
@@ -127,12 +154,14 @@ def test_the_pseudo_target_is_a_closed_form(kd: float, adv: float, cap: float | 
     assert torch.allclose(party.targets[rows], expected, atol=1e-5)
 
 
-# -- when it is fitted, and to what --------------------------------------------------------------------
+# -- when it is fitted, and to what ----------------------------------------------------------------
 
 
 def test_refits_come_by_iterations_and_only_with_news() -> None:
     def fits(method: Method, rounds: int, refit: int, **params: Any) -> list[int]:
-        toy = Toy(method, client_contexts=boxed({0: "knn"}, 3, refit_every=refit), batch_size=8, **params)
+        toy = Toy(
+            method, client_contexts=boxed({0: "knn"}, 3, refit_every=refit), batch_size=8, **params
+        )
         found = [toy.run(1, start=t).party(0).fitted["iteration"] for t in range(rounds)]
         return sorted(set(found))
 
@@ -150,17 +179,22 @@ def test_fits_are_made_of_what_was_heard_by_then_half_each() -> None:
     assert 8 < len(known) <= 16 and not torch.equal(targets, party.targets)
     halves = [known[known % 2 == 1], known[known % 2 == 0]]
     odd, even = (
-        steps.black_box(party).fit(party.data.x(own), party.data.y(own), rows.x(h), targets[h]) for h in halves
+        steps.black_box(party).fit(party.data.x(own), party.data.y(own), rows.x(h), targets[h])
+        for h in halves
     )
     x = rows.x(torch.tensor([0, 1]))
     assert torch.equal(party.infer(x), ((odd.probs(x) + even.probs(x)) / 2).log())
     plan = party.public_rows(2, steps=1, size=8)[0]
-    for number, row, answer in zip(plan, rows.x(plan), steps.public_log_probs(party, 2, 0), strict=True):
+    for number, row, answer in zip(
+        plan, rows.x(plan), steps.public_log_probs(party, 2, 0), strict=True
+    ):
         assert torch.equal(answer, (even if number % 2 else odd).probs(row[None])[0].log())
 
 
 def test_a_black_box_does_not_echo_what_it_received() -> None:
-    """Told that all public rows are of class 3, nearest neighbours say so of others' rows; not of these from memory."""
+    """Told that all public rows are of class 3, nearest neighbours say so of others' rows; not of
+    these from memory.
+    """
     client_context = boxed({0: "knn"}, 1, refit_every=1)[0]
     party = FedALBlackBox(FEDMD.configure(params={"batch_size": 2}), client_context)
     party.local_train(t=0)
@@ -170,7 +204,9 @@ def test_a_black_box_does_not_echo_what_it_received() -> None:
     party.local_train(t=1)
     numbers = party.public_rows(1, steps=1, size=2)[0]
     row = party.public_set.rows.x(numbers[:1])
-    by_heart = (steps.current_fit(party).even if int(numbers[0]) % 2 == 0 else steps.current_fit(party).odd).probs(row)
+    by_heart = (
+        steps.current_fit(party).even if int(numbers[0]) % 2 == 0 else steps.current_fit(party).odd
+    ).probs(row)
     assert by_heart[0].argmax() == 3 and by_heart[0, 3] > 0.99  # distance 0 decides
     assert (
         torch.allclose(steps.public_log_probs(party, 1, 0)[0].exp(), before[0].exp(), atol=0.5)
@@ -180,9 +216,15 @@ def test_a_black_box_does_not_echo_what_it_received() -> None:
 
 
 def test_a_teacher_receives_nothing_and_is_fitted_once() -> None:
-    toy = Toy(FEDMD, client_contexts=boxed({0: "forest"}, 3, learn=False, refit_every=1), batch_size=8).run(3)
-    assert state(toy, 0)["targets"].shape == (0, CLASSES) and state(toy, 0)["fitted"]["iteration"] == 0
-    learner = Toy(FEDMD, client_contexts=boxed({0: "forest"}, 3, refit_every=1), batch_size=8).run(3)
+    toy = Toy(
+        FEDMD, client_contexts=boxed({0: "forest"}, 3, learn=False, refit_every=1), batch_size=8
+    ).run(3)
+    assert (
+        state(toy, 0)["targets"].shape == (0, CLASSES) and state(toy, 0)["fitted"]["iteration"] == 0
+    )
+    learner = Toy(FEDMD, client_contexts=boxed({0: "forest"}, 3, refit_every=1), batch_size=8).run(
+        3
+    )
     assert learner.party(0).fitted["iteration"] == 2
 
 
@@ -202,7 +244,7 @@ def test_without_a_black_box_or_public_rows_an_error_says_what_is_missing() -> N
         FedALBlackBox(FEDAL.configure(), client_context)
 
 
-# -- beside networks, on every engine ------------------------------------------------------------------
+# -- beside networks, on every engine --------------------------------------------------------------
 
 MIXED = {1: "forest", 2: "boosting", 3: "knn"}
 
@@ -226,7 +268,9 @@ def test_engines_agree_to_the_bit(method: Method) -> None:
 
 
 def at_home(method: Method, client_contexts: list[ClientContext]) -> dict[str, Any]:
-    return {"public": client_contexts[0].public} if "public rows at the server" in method.needs else {}
+    return (
+        {"public": client_contexts[0].public} if "public rows at the server" in method.needs else {}
+    )
 
 
 def test_what_crosses_is_what_crosses_for_networks() -> None:
@@ -239,7 +283,11 @@ def test_what_crosses_is_what_crosses_for_networks() -> None:
 @pytest.mark.parametrize("fault", ["dropout", "crash", "nan", "shape", "late"])
 def test_a_fault_poisons_nothing(fault: str) -> None:
     toy = Toy(
-        FEDAL, client_contexts=boxed(MIXED, 5, refit_every=2), faults=Faults(**{fault: 0.3}), batch_size=8, tau=2
+        FEDAL,
+        client_contexts=boxed(MIXED, 5, refit_every=2),
+        faults=Faults(**{fault: 0.3}),
+        batch_size=8,
+        tau=2,
     ).run(4)
     assert toy.fed.failures
     for i, s in toy.engine.states().items():
@@ -248,13 +296,20 @@ def test_a_fault_poisons_nothing(fault: str) -> None:
 
 def test_a_black_box_that_fails_changes_nothing_and_is_left_out() -> None:
     client_contexts = boxed({0: "still"}, 4)
-    odd = replace(client_contexts[0], black_box=BlackBoxModel("odd", partial(Still, np.full(CLASSES, np.nan)), CLASSES))
+    odd = replace(
+        client_contexts[0],
+        black_box=BlackBoxModel("odd", partial(Still, np.full(CLASSES, np.nan)), CLASSES),
+    )
     toy = Toy(FEDMD, client_contexts=[odd, *client_contexts[1:]], batch_size=8).run(2)
     reasons = {("client-0", "local_train", "raised"), ("client-0", "predict", "not ready")}
     assert {(f.party, f.kind, f.reason) for f in toy.fed.failures} == reasons
-    assert "finite numbers from 0 to 1" in toy.fed.failures[0].trace and not toy.fed.failures[1].trace
+    assert (
+        "finite numbers from 0 to 1" in toy.fed.failures[0].trace and not toy.fed.failures[1].trace
+    )
     assert sum(f.kind == "local_train" for f in toy.fed.failures) == 2  # it is tried again
-    without = flat(Toy(FEDMD, client_contexts=client_contexts[1:], batch_size=8).run(2).engine.states())
+    without = flat(
+        Toy(FEDMD, client_contexts=client_contexts[1:], batch_size=8).run(2).engine.states()
+    )
     beside = flat(toy.engine.states())
     assert all(torch.equal(v, beside[k]) for k, v in without.items() if "params" in k)
 
@@ -288,7 +343,9 @@ class Moody(Still):
 
 
 def test_one_that_fails_only_at_the_evaluation_ends_no_run() -> None:
-    client_context = replace(boxed({0: "still"}, 1)[0], black_box=BlackBoxModel("moody", partial(Moody, P), CLASSES))
+    client_context = replace(
+        boxed({0: "still"}, 1)[0], black_box=BlackBoxModel("moody", partial(Moody, P), CLASSES)
+    )
     party = FedALBlackBox(LOCAL.configure(), client_context)
     assert not party.take_notes()
     party.local_train(t=0)
@@ -311,7 +368,9 @@ class Counts(Still):
 
 def test_test_rows_are_asked_for_once_a_fit() -> None:
     box = BlackBoxModel("counts", partial(Counts, P), CLASSES, refit_every=2)
-    party = FedALBlackBox(FEDMD.configure(params={"batch_size": 8}), replace(boxed({0: "still"}, 1)[0], black_box=box))
+    party = FedALBlackBox(
+        FEDMD.configure(params={"batch_size": 8}), replace(boxed({0: "still"}, 1)[0], black_box=box)
+    )
     Counts.asked.clear()
     first = [predictions(party, on="test") for _ in (0, 1)]
     party.local_train(t=0)
@@ -329,11 +388,15 @@ def test_boxes_and_networks_teach_each_other() -> None:
     """Each holds two of four classes; together all learn the others'."""
     client_contexts = boxed({1: "forest", 2: "boosting", 3: "knn"}, 6, refit_every=20)
     for i, client_context in enumerate(client_contexts):
-        few = client_context.rows.index[(client_context.rows.labels[client_context.rows.index] // 2) == i % 2]
+        few = client_context.rows.index[
+            (client_context.rows.labels[client_context.rows.index] // 2) == i % 2
+        ]
         client_contexts[i] = replace(client_context, data=replace(client_context.rows, index=few))
     found = {}
     for method in (LOCAL, FEDMD):
-        toy = Toy(method, client_contexts=client_contexts, batch_size=16, lr=0.02).run(60 if method is FEDMD else 12)
+        toy = Toy(method, client_contexts=client_contexts, batch_size=16, lr=0.02).run(
+            60 if method is FEDMD else 12
+        )
         y = client_contexts[0].tests["test"].y(torch.arange(50))
         replies = toy.engine.call(toy.engine.ids, "predictions", {"on": "test"}, None, None)
         found[method.name] = [float((r["predicted"] == y).float().mean()) for r in replies]
@@ -341,7 +404,7 @@ def test_boxes_and_networks_teach_each_other() -> None:
     assert gains.min() > 0 and gains.mean() > 0.15, found
 
 
-# -- runs ----------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 RUN: dict[str, Any] = {
     "rounds": 4,
@@ -379,21 +442,29 @@ def test_a_run_is_the_same_on_every_engine(engine: dict[str, Any], whole: dict[s
         assert done["accuracy"] == whole["accuracy"]
         return
     assert done["accuracy"]["mean"] == pytest.approx(whole["accuracy"]["mean"], abs=0.05)
-    assert any("together" in remark for remark in done["engine"]["remarks"])  # the networks, while boxes go in turn
+    # the networks, while boxes go in turn
+    assert any("together" in remark for remark in done["engine"]["remarks"])
 
 
 @pytest.mark.slow
 def test_ray_gives_the_same(whole: dict[str, Any]) -> None:
     ray = pytest.importorskip("ray")
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        "local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+    )
     try:
-        assert execute(run(engine={"name": "ray", "workers": 2})).summary["state_sha256"] == whole["state_sha256"]
+        assert (
+            execute(run(engine={"name": "ray", "workers": 2})).summary["state_sha256"]
+            == whole["state_sha256"]
+        )
     finally:
         ray.shutdown()
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_a_stopped_run_resumes_to_the_same_bits(after: int, whole: dict[str, Any], tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_to_the_same_bits(
+    after: int, whole: dict[str, Any], tmp_path: Path
+) -> None:
     calls = iter(range(100))
     with pytest.raises(Stopped):
         execute(run(), tmp_path, stop=lambda: next(calls) + 1 == after)
@@ -410,7 +481,11 @@ def test_a_federation_whose_clients_are_all_black_boxes() -> None:
 def test_clients_draw_black_boxes_as_networks_and_the_rest_stays_as_it_was() -> None:
     small = build(run())
     mixed = {a: small.clients[i].args[1] for i, a in enumerate(small.architectures)}
-    assert mixed["forest"].black_box is not None and mixed["forest"].network is None and mixed["mlp"].black_box is None
+    assert (
+        mixed["forest"].black_box is not None
+        and mixed["forest"].network is None
+        and mixed["mlp"].black_box is None
+    )
     same = build(run(models={"pool": ["linear", "cnn-small", "mlp"]}))
     i = small.architectures.index("mlp")
     weights = [w.clients[i]().params for w in (small, same)]
@@ -420,7 +495,7 @@ def test_clients_draw_black_boxes_as_networks_and_the_rest_stays_as_it_was() -> 
         assert len(state_sha256((str(i), s) for i, s in there.digests().items())) == 64
 
 
-# -- what is refused -----------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fedavg", "gossip", "split", "fedproto"])
@@ -429,7 +504,9 @@ def test_methods_that_need_networks_refuse_black_boxes_before_any_work(method: s
         check({"run": {"method": method, "models": {"pool": ["forest"]}}})
     text = str(error.value)
     assert f"{method} does not support the black box forest" in text
-    assert all(m.name in text for m in ABLE) and {"fedal", "fedmd", "local"} <= {m.name for m in ABLE}
+    assert all(m.name in text for m in ABLE) and {"fedal", "fedmd", "local"} <= {
+        m.name for m in ABLE
+    }
 
 
 def own(shape: tuple[int, ...], classes: int) -> Any:
@@ -453,7 +530,10 @@ def test_a_black_box_of_the_user_takes_part_or_is_refused() -> None:
         ({"refit_every": 0}, r"models\.black_box\.refit_every"),
         ({"public_weight": 0}, r"models\.black_box\.public_weight"),
         (25, r"models\.black_box: must be a table, not 25"),
-        ({"lern": True}, r"models\.black_box\.lern: there is no such setting. Did you mean 'learn'"),
+        (
+            {"lern": True},
+            r"models\.black_box\.lern: there is no such setting. Did you mean 'learn'",
+        ),
     ],
 )
 def test_settings_are_checked(settings: Any, text: str) -> None:
@@ -464,7 +544,9 @@ def test_settings_are_checked(settings: Any, text: str) -> None:
 @pytest.mark.parametrize("pool", [None, ["mlp"]])
 def test_settings_of_black_boxes_that_do_not_exist_are_refused(pool: Any) -> None:
     models = {"pool": pool, "black_box": {"refit_every": 3}}
-    with pytest.raises(ConfigError, match=r"models\.black_box: models\.pool has no black box: add one \(forest, "):
+    with pytest.raises(
+        ConfigError, match=r"models\.black_box: models\.pool has no black box: add one \(forest, "
+    ):
         run(models=models)
     run(models={**models, "black_box": {"refit_every": 25}})  # as in the config.toml of any run
 
@@ -483,10 +565,13 @@ def test_a_floor_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
     rows = [f"{i / 2},{i % 12}" for i in range(600)]
     (tmp_path / "twelve.csv").write_text("\n".join(["x,label", *rows]))
     asked = run(
-        models={"pool": ["forest"], "black_box": {"min_probability": 0.09}}, data={"name": str(tmp_path / "twelve.csv")}
+        models={"pool": ["forest"], "black_box": {"min_probability": 0.09}},
+        data={"name": str(tmp_path / "twelve.csv")},
     )
     with pytest.raises(
-        ConfigError, match=r"black_box\.min_probability: 0\.09 times 12 classes is 1 or more: set less than 0\.0833"
+        ConfigError,
+        match=r"black_box\.min_probability: 0\.09 times 12 classes is 1 or more: set less than "
+        r"0\.0833",
     ):
         build(asked)
 
@@ -499,7 +584,10 @@ def test_a_run_too_short_to_receive_anything_is_reported(caplog: pytest.LogCaptu
 
     pool = {"pool": ["forest", "mlp"]}
     text = said(models={**pool, "black_box": {"refit_every": 7}})  # four rounds of two
-    assert "last round of fedal begins after 6 iterations" in text and "set refit_every to at most 6" in text
+    assert (
+        "last round of fedal begins after 6 iterations" in text
+        and "set refit_every to at most 6" in text
+    )
     assert "has only one round" in said(models={**pool, "black_box": {"refit_every": 1}}, rounds=1)
     for fine in ({"refit_every": 6}, {"refit_every": 8, "learn": False}):
         assert not said(models={**pool, "black_box": fine})
@@ -509,16 +597,22 @@ def test_a_run_too_short_to_receive_anything_is_reported(caplog: pytest.LogCaptu
 
 def test_alone_needs_no_public_rows() -> None:
     data = {**RUN["data"], "public_rows": 0}
-    done = execute(run(method="local", data=data, faults={}, models={"pool": ["forest", "mlp"]})).summary
+    done = execute(
+        run(method="local", data=data, faults={}, models={"pool": ["forest", "mlp"]})
+    ).summary
     assert done["failures"] == 0 and done["accuracy"]["mean"] > 0.2
-    with pytest.raises(ConfigError, match=r"data\.public_rows: fedmd learns from public rows, and there are none"):
+    with pytest.raises(
+        ConfigError, match=r"data\.public_rows: fedmd learns from public rows, and there are none"
+    ):
         build(run(method="fedmd", data=data, params={"batch_size": 8}))
 
 
 def test_an_unknown_name_is_suggested_the_black_box_and_no_server_has_one() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'boosting'"):
         run(models={"pool": ["bosting"]})
-    with pytest.raises((ConfigError, ModelError), match="forest is a black box, but a network is needed here"):
+    with pytest.raises(
+        (ConfigError, ModelError), match="forest is a black box, but a network is needed here"
+    ):
         check({"run": {"method": "augfl", "pretrained": {"model": "forest"}}})
 
 

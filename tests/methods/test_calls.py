@@ -1,6 +1,7 @@
 """What a party class names in CALLS and TO_PEERS is what rounds ask of it, no more and no less.
 
-At a node of another organization nothing else is answered: a name too few stops a run there, one too many is a door.
+At a node of another organization nothing else is answered: a name too few stops a run there, one
+too many is a door.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from fedloom.experiment.run.execute import execute
 from fedloom.methods import registry
 from tests.engines.test_every_method import run_of
 
-CLASSES: set[type[Party[Any]]] = {c for m in registry().values() for c in (m.client, m.black_box) if c is not None}
+CLASSES: set[type[Party[Any]]] = {
+    c for m in registry().values() for c in (m.client, m.black_box) if c is not None
+}
 LOOKS = {*EVALUATIONS, "public_digest"}
 SERVER, PEERS = {"call": 1, "mean": 1, "means": 1, "total": 1, "choose_peers": 1}, {"ask", "answer"}
-"""Where a round names a method: by position in `fed.call` and the like, by name in `fed.exchange`."""
+"""Where a round names a method: by position in `fed.call` and the like, by name in `fed.exchange`.
+"""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in registry()},
     "boxes in fedal": ("fedal", {"models": {"pool": ["knn"]}}),
@@ -35,7 +39,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "boxes in cfd": ("cfd", {"models": {"pool": ["knn"]}}),
     "cheap": ("afind-plus", {"preset": "cheap"}),
     "anchored": ("afind-plus", {"preset": "anchored"}),
-    "opened by probes": ("afind-plus", {"params": {"explore_by": "probe", "epochs": 1, "batch_size": 8}}),
+    "opened by probes": (
+        "afind-plus",
+        {"params": {"explore_by": "probe", "epochs": 1, "batch_size": 8}},
+    ),
 }
 
 

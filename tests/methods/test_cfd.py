@@ -1,4 +1,6 @@
-"""CFD's page against its paper: the two steps, labels in few bits, delta coding, bytes, order, faults."""
+"""CFD's page against its paper: the two steps, labels in few bits, delta coding, bytes, order,
+faults.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,16 @@ from fedloom.core.message import Tree
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import build
 from fedloom.methods.distillation.cfd import CFDClient, CFDServer
-from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantized, size_of, unpack
+from fedloom.protect.labels import (
+    changes,
+    checked,
+    merged,
+    pack,
+    probabilities,
+    quantized,
+    size_of,
+    unpack,
+)
 from tests.toy import CLASSES, FEATURES, Toy, combined, contexts, equal, network, rows
 
 CFD, LOCAL = methods.find("cfd"), methods.find("local")
@@ -31,11 +42,20 @@ BOTH: dict[str, Any] = {"bits": 2, "bits_down": 3}
 DELTA: dict[str, Any] = {**BOTH, "delta_coding": True}
 
 
-def toy(n: int = 4, client_contexts: list[ClientContext] | None = None, method: Any = CFD, **params: Any) -> Toy:
-    """CFD on the toy federation: batches of 8, and a server with the public rows and a network of its own."""
+def toy(
+    n: int = 4, client_contexts: list[ClientContext] | None = None, method: Any = CFD, **params: Any
+) -> Toy:
+    """CFD on the toy federation: batches of 8, and a server with the public rows and a network of
+    its own.
+    """
     client_contexts = client_contexts or contexts(n)
     server_side = {"public": client_contexts[0].public, "network": lambda: network(7)}
-    return Toy(method, client_contexts=client_contexts, server_side=server_side, **{"batch_size": 8, **params})
+    return Toy(
+        method,
+        client_contexts=client_contexts,
+        server_side=server_side,
+        **{"batch_size": 8, **params},
+    )
 
 
 def some_labels(n: int, bits: int, seed: int = 0, classes: int = CLASSES) -> Tensor:
@@ -43,7 +63,7 @@ def some_labels(n: int, bits: int, seed: int = 0, classes: int = CLASSES) -> Ten
     return quantized(F.softmax(logits, -1), bits)
 
 
-# -- labels in few bits ----------------------------------------------------------------------------------------
+# -- labels in few bits ----------------------------------------------------------------------------
 
 
 @settings(max_examples=100)
@@ -57,7 +77,10 @@ def test_no_labels_are_nearer_to_the_probabilities(weights: list[float], bits: i
     found = quantized(torch.from_numpy(p)[None], bits)[0].numpy()
     grid = [g for g in itertools.product(range(steps + 1), repeat=len(p)) if sum(g) == steps]
     assert found.sum() == steps
-    assert np.abs(found / steps - p).sum() <= min(np.abs(np.array(g) / steps - p).sum() for g in grid) + 1e-12
+    assert (
+        np.abs(found / steps - p).sum()
+        <= min(np.abs(np.array(g) / steps - p).sum() for g in grid) + 1e-12
+    )
 
 
 def test_one_bit_is_the_predicted_class() -> None:
@@ -81,12 +104,18 @@ def test_a_row_that_is_not_finite_has_no_labels() -> None:
         checked(labels, 2)
 
 
-@given(n=st.integers(0, 9), width=st.integers(1, 11), bits=st.integers(1, 8), seed=st.integers(0, 9))
-def test_packing_is_the_bits_in_order_and_comes_back(n: int, width: int, bits: int, seed: int) -> None:
+@given(
+    n=st.integers(0, 9), width=st.integers(1, 11), bits=st.integers(1, 8), seed=st.integers(0, 9)
+)
+def test_packing_is_the_bits_in_order_and_comes_back(
+    n: int, width: int, bits: int, seed: int
+) -> None:
     numbers = np.random.default_rng(seed).integers(2**bits, size=(n, width)).astype(np.uint8)
     packed = pack(torch.from_numpy(numbers), bits)
     assert len(packed) == size_of(n * width, bits) == -(-n * width * bits // 8)
-    assert np.array_equal(packed.numpy(), np.packbits(np.unpackbits(numbers[..., None], axis=-1)[..., 8 - bits :]))
+    assert np.array_equal(
+        packed.numpy(), np.packbits(np.unpackbits(numbers[..., None], axis=-1)[..., 8 - bits :])
+    )
     assert np.array_equal(unpack(packed, bits, n, width).numpy(), numbers)
     with pytest.raises(MessageError, match="bytes"):
         unpack(torch.cat([packed, packed.new_zeros(1)]), bits, n, width)
@@ -100,7 +129,9 @@ def test_only_what_changed_crosses() -> None:
     assert len(message["rows"]) == size_of(2 * CLASSES, 3)
     assert torch.equal(merged(message, known, 3), labels)
     assert not len(changes(labels, labels, 3)["rows"])
-    assert torch.equal(merged(changes(labels, torch.zeros_like(labels), 3), torch.zeros_like(labels), 3), labels)
+    assert torch.equal(
+        merged(changes(labels, torch.zeros_like(labels), 3), torch.zeros_like(labels), 3), labels
+    )
 
 
 def test_changes_that_do_not_fit_are_refused() -> None:
@@ -112,7 +143,8 @@ def test_changes_that_do_not_fit_are_refused() -> None:
         merged({**message, "rows": message["rows"][1:]}, known, 2)
     with pytest.raises(MessageError, match="sum"):
         merged({**message, "rows": ~message["rows"]}, known, 2)
-    with pytest.raises(MessageError, match="sum"):  # a row is called unchanged, but nothing is known of it
+    # a row is called unchanged, but nothing is known of it
+    with pytest.raises(MessageError, match="sum"):
         merged(changes(labels, labels, 2), torch.zeros_like(known), 2)
 
 
@@ -127,7 +159,7 @@ def test_gradient_of_kl_to_labels_with_zeros(bits: int | None) -> None:
     assert (auto - kl_gradient(target, z) / 8).abs().max() < 1e-16
 
 
-# -- one round, against plain torch ------------------------------------------------------------------------------
+# -- one round, against plain torch ----------------------------------------------------------------
 
 
 def hand_quantized(p: np.ndarray, bits: int) -> np.ndarray:
@@ -143,7 +175,9 @@ def hand_quantized(p: np.ndarray, bits: int) -> np.ndarray:
 def test_rounds_by_plain_torch(params: dict[str, Any]) -> None:
     """Two rounds of two steps each, with three steps of the server, by torch's own Adam and KL."""
     client_contexts = contexts(3)
-    run = toy(client_contexts=client_contexts, tau=2, server_steps=3, server_lr=0.01, lr=0.02, **params).run(2)
+    run = toy(
+        client_contexts=client_contexts, tau=2, server_steps=3, server_lr=0.01, lr=0.02, **params
+    ).run(2)
     nets, g = [network(n) for n in range(3)], network(7)
     opts = [torch.optim.Adam(net.parameters(), lr=0.02) for net in nets]
     learns = torch.optim.Adam(g.parameters(), lr=0.01)
@@ -186,7 +220,10 @@ def test_everybody_changes() -> None:
 
 def test_the_server_comes_to_answer_as_the_clients_do() -> None:
     server: Any = toy(server_steps=300, server_lr=0.02).server
-    answers = {n: F.softmax(torch.randn(8, CLASSES, generator=torch.Generator().manual_seed(n)), -1) for n in range(3)}
+    answers = {
+        n: F.softmax(torch.randn(8, CLASSES, generator=torch.Generator().manual_seed(n)), -1)
+        for n in range(3)
+    }
     server.learn(combined(answers), t=0, i=0)
     shared, each = server.teach(answers, t=0, i=0)
     assert not each
@@ -204,7 +241,7 @@ def test_nothing_is_learned_from_a_server_that_agrees() -> None:
     assert not equal(start, run.tensors())
 
 
-# -- delta coding ------------------------------------------------------------------------------------------------
+# -- delta coding ----------------------------------------------------------------------------------
 
 
 def volumes(run: Toy) -> tuple[int, int]:
@@ -221,16 +258,21 @@ def test_delta_coding_changes_bytes_and_nothing_else(bits: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("fault", ["dropout", "crash", "late", "shape", "type"])
 def test_delta_coding_stays_exact_where_messages_are_lost(fault: str) -> None:
-    """Both sides' memories would differ for good if one side believed in a message that never came."""
+    """Both sides' memories would differ for good if one side believed in a message
+    that never came.
+    """
     faults = Faults(**{fault: 0.25})
     runs = [
-        toy(**BOTH, faults=faults, tau=2, clients_per_round=3, delta_coding=delta).run(9) for delta in (False, True)
+        toy(**BOTH, faults=faults, tau=2, clients_per_round=3, delta_coding=delta).run(9)
+        for delta in (False, True)
     ]
     assert runs[0].fed.failures
     assert [(f.round, f.party, f.kind) for f in runs[0].fed.failures] == [
         (f.round, f.party, f.kind) for f in runs[1].fed.failures
     ]
-    a, b = ({k: v for k, v in r.tensors().items() if "held" not in k and "told" not in k} for r in runs)
+    a, b = (
+        {k: v for k, v in r.tensors().items() if "held" not in k and "told" not in k} for r in runs
+    )
     assert equal(a, b)
     assert all(d < p for d, p in zip(volumes(runs[1]), volumes(runs[0]), strict=True))
 
@@ -241,7 +283,9 @@ def test_both_sides_remember_the_same() -> None:
     for n in range(4):
         assert torch.equal(run.party(n).sent, server.held[n])
         assert torch.equal(run.party(n).received, server.told[n])
-    seen = torch.cat([PublicSet(rows(64, 77), 0, "").plan(t, 1, 8).flatten() for t in range(12)]).unique()
+    seen = torch.cat(
+        [PublicSet(rows(64, 77), 0, "").plan(t, 1, 8).flatten() for t in range(12)]
+    ).unique()
     known = server.held[0].sum(-1).nonzero()[:, 0]
     assert torch.equal(known, seen) and len(seen) < 64
 
@@ -254,7 +298,7 @@ def test_one_direction_alone_can_be_quantized() -> None:
     assert not up.party(0).received.numel() and not down.party(0).sent.numel()
 
 
-# -- bytes, who sees what ------------------------------------------------------------------------------------------
+# -- bytes, who sees what --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -279,7 +323,8 @@ def test_bytes_are_exactly_those_of_the_labels(params: dict[str, Any], up: int, 
 
 def test_bits_that_fill_no_byte_are_rounded_up_once_a_message() -> None:
     run = toy(bits=3, batch_size=5, delta_coding=True).run(1)
-    assert volumes(run)[0] == 4 * (1 + -(-5 * CLASSES * 3 // 8))  # all rows are new: their mask, and all of them
+    # all rows are new: their mask, and all of them
+    assert volumes(run)[0] == 4 * (1 + -(-5 * CLASSES * 3 // 8))
 
 
 def test_only_labels_cross() -> None:
@@ -290,12 +335,16 @@ def test_only_labels_cross() -> None:
     for params, up, down in cases:
         entries = [*toy(**params).run(2).fed.ledger]
         assert {e.what for e in entries if e.receiver == "server"} == {"none", up}
-        assert {e.what for e in entries if e.sender == "server"} == {"t int", "t int; i int", f"t int; i int; {down}"}
+        assert {e.what for e in entries if e.sender == "server"} == {
+            "t int",
+            "t int; i int",
+            f"t int; i int; {down}",
+        }
     delta = {e.what.split("[")[0] for e in toy(**DELTA).run(2).fed.ledger if e.receiver == "server"}
     assert delta == {"none", "changed uint8"}
 
 
-# -- engines, order, participation ---------------------------------------------------------------------------------
+# -- engines, order, participation -----------------------------------------------------------------
 
 
 @pytest.mark.each_time("plain-{}", "batchnorm-*delta*", "plain-*int8*")
@@ -349,7 +398,7 @@ def test_renaming_the_clients_renames_the_result() -> None:
     assert all(torch.allclose(a[k], b[k], atol=1e-6) for k in a)
 
 
-# -- faults ----------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", ["dropout", "crash", "nan", "inf", "shape", "type", "late"])
@@ -366,9 +415,12 @@ def test_a_nan_client_is_left_out(params: dict[str, Any]) -> None:
     with torch.no_grad():
         run.party(3).net.flat.fill_(float("nan"))
     run.run(3)
-    alone = toy(client_contexts=client_contexts[:3], **params).run(3).tensors()  # as if the sick client were not there
+    # as if the sick client were not there
+    alone = toy(client_contexts=client_contexts[:3], **params).run(3).tensors()
     after = run.tensors()
-    assert all(torch.equal(v, after[k]) for k, v in alone.items() if "held" not in k and "told" not in k)
+    assert all(
+        torch.equal(v, after[k]) for k, v in alone.items() if "held" not in k and "told" not in k
+    )
 
 
 class Liar(CFDClient):  # type: ignore[misc]  # of a page, so final; here it lies on purpose
@@ -388,8 +440,11 @@ class Liar(CFDClient):  # type: ignore[misc]  # of a page, so final; here it lie
 def test_bytes_that_are_no_labels_are_left_out(params: dict[str, Any]) -> None:
     client_contexts = contexts(3)
     run = toy(client_contexts=client_contexts, method=replace(CFD, client=Liar), **params).run(4)
-    assert {(f.party, f.kind, f.reason) for f in run.fed.failures} == {("client-1", "predict", "refused")}
-    honest, after = toy(client_contexts=client_contexts, **params).run(4, present=[0, 2]).tensors(), run.tensors()
+    assert {(f.party, f.kind, f.reason) for f in run.fed.failures} == {
+        ("client-1", "predict", "refused")
+    }
+    honest = toy(client_contexts=client_contexts, **params).run(4, present=[0, 2]).tensors()
+    after = run.tensors()
     assert all(torch.equal(v, after[k]) for k, v in honest.items() if not k.startswith("1."))
 
 
@@ -405,17 +460,24 @@ def test_without_any_labels_everybody_continues_alone() -> None:
     run = toy(client_contexts=client_contexts, method=replace(CFD, client=Liars), **BOTH).run(2)
     reasons = [f.reason for f in run.fed.failures]
     assert reasons.count("refused") == 6 and reasons.count("fewer than 1 replies") == 2
-    alone, after = Toy(LOCAL, client_contexts=client_contexts, batch_size=8, tau=1).run(2).tensors(), run.tensors()
+    alone = Toy(LOCAL, client_contexts=client_contexts, batch_size=8, tau=1).run(2).tensors()
+    after = run.tensors()
     assert all(torch.equal(v, after[k]) for k, v in alone.items() if not k.startswith("server"))
 
 
-# -- config, places ----------------------------------------------------------------------------------------------------
+# -- config, places --------------------------------------------------------------------------------
 
 
 def test_the_paper_sends_one_bit_and_only_what_changed() -> None:
     paper, ours = CFD.configure("paper"), CFD.configure()
     assert (paper.bits, paper.bits_down, paper.delta_coding) == (1, None, True)
-    assert (ours.bits, ours.bits_down, ours.delta_coding, ours.tau, ours.server_steps) == (None, None, False, 1, 1)
+    assert (ours.bits, ours.bits_down, ours.delta_coding, ours.tau, ours.server_steps) == (
+        None,
+        None,
+        False,
+        1,
+        1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -445,7 +507,9 @@ def test_the_rows_of_a_public_batch_are_known_by_number() -> None:
     public = PublicSet(rows(64, 77), 3, "toy")
     plan = public.plan(5, 2, 8)
     assert plan.shape == (2, 8)
-    assert torch.equal(public.rows.x(plan.flatten()).view(2, 8, FEATURES), torch.stack(public.batches(5, 2, 8)))
+    assert torch.equal(
+        public.rows.x(plan.flatten()).view(2, 8, FEATURES), torch.stack(public.batches(5, 2, 8))
+    )
     client = toy().party(2)
     assert torch.equal(client.public_rows(1, steps=2, size=8), client.context.public.plan(1, 2, 8))
 
@@ -458,7 +522,12 @@ def test_a_server_holds_the_public_rows_where_its_method_is_reported(name: str) 
 
 
 def test_networks_of_server_and_clients_are_their_own() -> None:
-    small = build(RunConfig(method="cfd", rounds=1, data={"name": "wine", "clients": 2, "public_rows": 40}))
+    small = build(
+        RunConfig(method="cfd", rounds=1, data={"name": "wine", "clients": 2, "public_rows": 40})
+    )
     server, first = small.server, small.clients[0]()
     assert isinstance(server, CFDServer)
-    assert any(not torch.equal(a, b) for a, b in zip(server.params.values(), first.params.values(), strict=True))
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(server.params.values(), first.params.values(), strict=True)
+    )

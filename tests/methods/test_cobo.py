@@ -1,4 +1,6 @@
-"""CoBo: the weights' and the pull's fixed points on quadratics, one round written out, and what is sent."""
+"""CoBo: the weights' and the pull's fixed points on quadratics, one round written out, and what is
+sent.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def weights(toy: Toy, i: int) -> torch.Tensor:
     return toy.party(i).helpers["w"]
 
 
-# -- the equations on quadratics f_i = a_i/2 |x - μ_i|² ---------------------------------------------------------
+# -- the equations on quadratics f_i = a_i/2 |x - μ_i|² --------------------------------------------
 
 
 def test_two_models_settle_where_the_pull_balances_the_losses() -> None:
@@ -64,14 +66,22 @@ def test_a_cosine_ignores_lengths_and_zero_vectors() -> None:
     assert similarity(a, torch.zeros(2), "cosine") == 0
 
 
-# -- a round ------------------------------------------------------------------------------------------------------
+# -- a round ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("personal_head", [True, False])
 def test_a_round_is_the_formula_written_out(personal_head: bool) -> None:
-    """One full batch, one step: w from gradients at the middles, then x from the models before the round."""
+    """One full batch, one step: w from gradients at the middles, then x from the models before the
+    round.
+    """
     lr, rho, gamma = 0.05, 0.4, 0.8
-    some: dict[str, Any] = {"lr": lr, "momentum": 0.0, "batch_size": 64, "epochs": 1, "head_epochs": 0}
+    some: dict[str, Any] = {
+        "lr": lr,
+        "momentum": 0.0,
+        "batch_size": 64,
+        "epochs": 1,
+        "head_epochs": 0,
+    }
     some["personal_head"] = personal_head
     client_contexts = planted(0, m=3, n=64)
     toy = Toy(COBO, client_contexts=client_contexts, **some, rho=rho, gamma=gamma, pairs="all")
@@ -86,15 +96,22 @@ def test_a_round_is_the_formula_written_out(personal_head: bool) -> None:
             sums[i, j] = flat_gradient(gradient(toy, i, {**before[i], **middle}, names)).double()
     toy.run(1)
     for i in range(3):
-        w = [0.0 if i == j else min(max(1 + gamma * float(sums[i, j] @ sums[j, i]), 0), 1) for j in range(3)]
+        w = [
+            0.0 if i == j else min(max(1 + gamma * float(sums[i, j] @ sums[j, i]), 0), 1)
+            for j in range(3)
+        ]
         assert torch.allclose(weights(toy, i), torch.tensor(w).double(), atol=1e-5)
         own = gradient(toy, i, before[i], names)
         for k in names:
             pull = sum(w[j] * (before[i][k] - before[j][k]) for j in range(3))
-            assert torch.allclose(toy.party(i).params[k], before[i][k] - lr * (own[k] + rho * pull), atol=1e-5)
+            assert torch.allclose(
+                toy.party(i).params[k], before[i][k] - lr * (own[k] + rho * pull), atol=1e-5
+            )
 
 
-def gradient(toy: Toy, i: int, at: dict[str, torch.Tensor], names: list[str]) -> dict[str, torch.Tensor]:
+def gradient(
+    toy: Toy, i: int, at: dict[str, torch.Tensor], names: list[str]
+) -> dict[str, torch.Tensor]:
     """By autograd, on all rows."""
     module = toy.client_contexts[i].build()
     module.load_state_dict(at)
@@ -122,7 +139,7 @@ def test_planted_groups_are_found_and_kept() -> None:
     assert accuracy(toy) > 0.8
 
 
-# -- what is sent ---------------------------------------------------------------------------------------------------
+# -- what is sent ----------------------------------------------------------------------------------
 
 
 def test_a_pair_costs_two_models_up_and_four_back() -> None:

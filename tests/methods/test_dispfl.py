@@ -1,4 +1,6 @@
-"""Dis-PFL's page against its paper: densities, masks, their messages, the average where they meet."""
+"""Dis-PFL's page against its paper: densities, masks, their messages, the average
+where they meet.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def deep(_: int = 0) -> nn.Module:
         return Classifier(nn.Sequential(*body), 20, CLASSES)
 
 
-# -- densities ------------------------------------------------------------------------------------------
+# -- densities -------------------------------------------------------------------------------------
 
 
 def test_densities_on_hand_numbers() -> None:
@@ -70,7 +72,9 @@ def test_densities_come_to_the_target_and_fall_with_the_size_of_a_layer(
     named = {str(i): tuple(s) for i, s in enumerate(shapes)}
     found, size = erk(named, density), {k: math.prod(s) for k, s in named.items()}
     assert all(0 < d <= 1 + 1e-9 for d in found.values())
-    assert sum(found[k] * n for k, n in size.items()) == pytest.approx(density * sum(size.values()), rel=1e-6)
+    assert sum(found[k] * n for k, n in size.items()) == pytest.approx(
+        density * sum(size.values()), rel=1e-6
+    )
     order = sorted(named, key=lambda k: sum(named[k]) / size[k])
     assert all(found[a] <= found[b] + 1e-9 for a, b in pairwise(order))
 
@@ -89,7 +93,7 @@ def test_masks_begin_random_each_its_own_and_of_the_same_size() -> None:
     assert "head.weight" in whole.mask and "head.bias" not in whole.mask
 
 
-# -- renewal ----------------------------------------------------------------------------------------------
+# -- renewal ---------------------------------------------------------------------------------------
 
 
 def test_the_share_renewed_falls_as_a_cosine_and_then_stays_0() -> None:
@@ -102,8 +106,11 @@ def test_the_smallest_weights_go_and_the_largest_gradients_come() -> None:
     mask = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
     weights = torch.tensor([[0.1, -3.0, 0.2], [-2.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     gradient = torch.tensor([[0.5, 9.0, 0.1], [9.0, -7.0, 0.2], [0.3, 0.4, 0.0]])
-    new = renewed_mask(mask, weights, gradient, 0.5)  # two of four: 0.1 and 0.2 go; 7 and 0.5, just pruned, come
-    assert torch.equal(new, torch.tensor([[True, True, False], [True, True, False], [False, False, False]]))
+    # two of four: 0.1 and 0.2 go; 7 and 0.5, just pruned, come
+    new = renewed_mask(mask, weights, gradient, 0.5)
+    assert torch.equal(
+        new, torch.tensor([[True, True, False], [True, True, False], [False, False, False]])
+    )
     assert torch.equal(renewed_mask(mask, weights, gradient, 0.0), mask)
 
 
@@ -115,7 +122,7 @@ def test_a_renewed_mask_has_as_many_entries(n: int, seed: int, rate: float) -> N
     assert int(new.sum()) == int((mask > 0).sum())
 
 
-# -- messages ---------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=70))
@@ -132,7 +139,11 @@ def test_the_first_entry_is_the_highest_bit() -> None:
 def test_weights_survive_their_packing_in_any_memory_format() -> None:
     draw = torch.Generator().manual_seed(0)
     kernel = torch.randn(4, 3, 3, 5, generator=draw).to(memory_format=torch.channels_last)
-    weights = {"a": torch.randn(6, 7, generator=draw), "b": torch.randn(7, generator=draw), "c": kernel}
+    weights = {
+        "a": torch.randn(6, 7, generator=draw),
+        "b": torch.randn(7, generator=draw),
+        "c": kernel,
+    }
     mask = {k: torch.rand(weights[k].shape, generator=draw) < 0.3 for k in ("a", "c")}
     weights = {k: w * mask[k] if k in mask else w for k, w in weights.items()}
     message: Any = packed(weights, mask)
@@ -164,7 +175,7 @@ def test_bytes_are_the_kept_values_the_masks_bits_and_what_is_dense(density: flo
     assert sum(e.count for e in toy.fed.ledger if e.kind == "give") == 4 * 2 * 2
 
 
-# -- the average --------------------------------------------------------------------------------------------
+# -- the average -----------------------------------------------------------------------------------
 
 
 def test_an_entry_is_the_mean_of_those_that_have_it() -> None:
@@ -174,7 +185,9 @@ def test_an_entry_is_the_mean_of_those_that_have_it() -> None:
     ]
     masks = [{"w": m["w"] != 0} for m in models]
     even = intersection_mean(models, masks, [1.0, 1.0])
-    assert torch.equal(even["w"], torch.tensor([4.0, 4.0, 8.0, 0.0])) and torch.equal(even["b"], torch.tensor([2.0]))
+    assert torch.equal(even["w"], torch.tensor([4.0, 4.0, 8.0, 0.0])) and torch.equal(
+        even["b"], torch.tensor([2.0])
+    )
     uneven = intersection_mean(models, masks, [0.75, 0.25])
     assert torch.equal(uneven["w"], torch.tensor([3.0, 4.0, 8.0, 0.0]))
     assert torch.equal(uneven["b"], torch.tensor([1.5]))
@@ -198,14 +211,20 @@ def test_a_round_written_out() -> None:
             w, g = peer.params[k].flatten(), dict(module.named_parameters())[k].grad
             assert g is not None
             count = math.ceil(rate * int(old.sum()))
-            kept = sorted(old.flatten().nonzero().flatten().tolist(), key=lambda e: float(w[e].abs()))[count:]
-            outside = sorted(set(range(len(w))) - set(kept), key=lambda e: -float(g.flatten()[e].abs()))
+            kept = sorted(
+                old.flatten().nonzero().flatten().tolist(), key=lambda e: float(w[e].abs())
+            )[count:]
+            outside = sorted(
+                set(range(len(w))) - set(kept), key=lambda e: -float(g.flatten()[e].abs())
+            )
             new = torch.zeros(len(w), dtype=torch.bool)
             new[kept + outside[:count]] = True
             assert torch.equal(toy.party(i).mask[k].flatten(), new)
             having = torch.stack([p.mask[k] for p in peers]).sum(0)
             total = torch.stack([p.params[k] for p in peers]).sum(0)
-            expected = torch.where(having > 0, total / having.clamp_min(1), 0.0) * new.view(old.shape)
+            expected = torch.where(having > 0, total / having.clamp_min(1), 0.0) * new.view(
+                old.shape
+            )
             assert torch.allclose(toy.party(i).params[k], expected, atol=1e-6)
             fresh = new.view(old.shape) & ~old
             assert (toy.party(i).params[k][fresh] != 0).any()  # what others knew, grown here
@@ -217,7 +236,9 @@ def test_a_round_written_out() -> None:
 @pytest.mark.parametrize("name", ["dispfl", "dispfl-afind"])
 @pytest.mark.parametrize("personal_head", [False, True])
 def test_what_is_outside_of_the_mask_is_exactly_0_always(name: str, personal_head: bool) -> None:
-    toy = Toy(find(name), 4, make=deep, personal_head=personal_head, density=0.3, anneal_rounds=3, **SMALL)
+    toy = Toy(
+        find(name), 4, make=deep, personal_head=personal_head, density=0.3, anneal_rounds=3, **SMALL
+    )
     first = {i: dict(toy.party(i).mask) for i in range(4)}
     counts = kept_counts(toy.party(0).params, toy.cfg)
     for t in range(4):
@@ -233,7 +254,9 @@ def test_what_is_outside_of_the_mask_is_exactly_0_always(name: str, personal_hea
             assert all(not torch.equal(peer.params[k], v) for k, v in before.items())
         notes = toy.engine.notes()
         assert all((notes[i].get("updated mask entries", 0) > 0) == (t < 3) for i in range(4))
-    assert all(not torch.equal(m, toy.party(i).mask[k]) for i in range(4) for k, m in first[i].items())
+    assert all(
+        not torch.equal(m, toy.party(i).mask[k]) for i in range(4) for k, m in first[i].items()
+    )
 
 
 @pytest.mark.parametrize("personal_head", [False, True])

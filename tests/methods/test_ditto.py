@@ -23,7 +23,9 @@ ROWS = 24
 
 
 def doubled(found: Rows) -> Rows:
-    return replace(found, pool=found.pool.double(), shift=found.shift.double(), scale=found.scale.double())
+    return replace(
+        found, pool=found.pool.double(), shift=found.shift.double(), scale=found.scale.double()
+    )
 
 
 def client_contexts(n: int) -> list[ClientContext]:
@@ -52,19 +54,25 @@ def test_the_personal_gradient_is_that_of_the_loss_plus_lam_times_the_distance()
     peer = Toy(DITTO, client_contexts=client_contexts(1), lam=0.7).party(0)
     w = copied(peer.params)
     noise = torch.Generator().manual_seed(0)
-    peer.params = {k: x + 0.1 * torch.randn(x.shape, generator=noise, dtype=x.dtype) for k, x in w.items()}
+    peer.params = {
+        k: x + 0.1 * torch.randn(x.shape, generator=noise, dtype=x.dtype) for k, x in w.items()
+    }
     x, y = peer.sample_batch(0, size=ROWS)
     assert x.dtype == torch.float64
     value, found = peer.gradient(peer.proximal_loss, w, x, y)
     plain = gradient_by_hand(copied(peer.params), x, y)
     apart = sum(float((v - w[k]).square().sum()) for k, v in peer.params.items())
-    assert float(value) == pytest.approx(float(by_hand(copied(peer.params), x, y)) + 0.35 * apart, rel=1e-12)
+    assert float(value) == pytest.approx(
+        float(by_hand(copied(peer.params), x, y)) + 0.35 * apart, rel=1e-12
+    )
     for k, g in found.items():
         assert torch.allclose(g, plain[k] + 0.7 * (peer.params[k] - w[k]), atol=1e-14, rtol=0)
 
 
 def test_two_rounds_of_the_personal_model_by_hand() -> None:
-    """One full batch is one step: v <- v - η (∇F(v) + λ (v - w)), w as it was when the round began."""
+    """One full batch is one step: v <- v - η (∇F(v) + λ (v - w)), w as it was when the
+    round began.
+    """
     toy = Toy(DITTO, client_contexts=client_contexts(3), lam=2.0, lr=0.1, batch_size=ROWS)
     v = copied(toy.party(0).personal["params"])
     for t in range(2):
@@ -86,7 +94,12 @@ def _epoch(peer: Any, n: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("personal_head", [False, True])
 def test_the_shared_model_is_gossip_s_to_the_bit(personal_head: bool) -> None:
-    common_: dict[str, Any] = {"personal_head": personal_head, "neighbours": 2, "batch_size": 8, "epochs": 2}
+    common_: dict[str, Any] = {
+        "personal_head": personal_head,
+        "neighbours": 2,
+        "batch_size": 8,
+        "epochs": 2,
+    }
     a, b = (Toy(method, 4, **common_).run(3) for method in (DITTO, GOSSIP))
     assert equal(a.tensors(), b.tensors())
 
@@ -114,7 +127,10 @@ def test_with_all_neighbours_on_a_complete_graph_there_is_one_shared_model() -> 
     for peer in others:
         for k, w in peer.params.items():
             assert torch.allclose(w, first.params[k], atol=1e-6)
-    assert any((a - b).abs().max() > 1e-2 for a, b in zip(*(_flat(p) for p in (first, others[0])), strict=True))
+    assert any(
+        (a - b).abs().max() > 1e-2
+        for a, b in zip(*(_flat(p) for p in (first, others[0])), strict=True)
+    )
 
 
 def _flat(peer: Any) -> list[Tensor]:
@@ -132,7 +148,9 @@ def test_the_personal_model_is_what_is_evaluated_with_its_own_statistics() -> No
     logits = module(test.every).detach()
     answer = predictions(peer, on="test")
     assert torch.equal(answer["predicted"], logits.argmax(-1))
-    assert float(answer["loss"]) == pytest.approx(float(F.cross_entropy(logits, test.labels[test.index])), abs=1e-6)
+    assert float(answer["loss"]) == pytest.approx(
+        float(F.cross_entropy(logits, test.labels[test.index])), abs=1e-6
+    )
     assert equal(shared, {**copied(peer.params), **copied(peer.buffers)})
 
 

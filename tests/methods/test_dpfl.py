@@ -24,14 +24,17 @@ def masks(toy: Toy, name: str) -> list[set[int]]:
     return [set(toy.party(i).peers[name].nonzero().flatten().tolist()) for i in toy.engine.ids]
 
 
-# -- the double greedy ----------------------------------------------------------------------------------------------
+# -- the double greedy -----------------------------------------------------------------------------
 
 
 def test_with_additive_rewards_it_takes_exactly_the_gains_in_any_order() -> None:
     gains = {"a": 0.5, "b": -0.1, "c": 0.2, "d": -2.0}
     for order in permutations(gains):
         for draw in (0.0, 0.5, 0.999):
-            assert set(greedy(lambda s: sum(gains[i] for i in s), order, [draw] * 4, 4)) == {"a", "c"}
+            assert set(greedy(lambda s: sum(gains[i] for i in s), order, [draw] * 4, 4)) == {
+                "a",
+                "c",
+            }
 
 
 def test_a_candidate_that_changes_nothing_is_taken_and_the_budget_ends_the_search() -> None:
@@ -60,7 +63,10 @@ def test_half_of_the_optimum_is_reached_in_expectation() -> None:
     optimum = max(reward([str(i) for i in range(6) if n >> i & 1]) for n in range(64))
     grid = (np.arange(5) + 0.5) / 5
     rng = np.random.default_rng(0)
-    values = [reward(greedy(reward, [str(i) for i in range(6)], rng.choice(grid, 6).tolist(), 6)) for _ in range(300)]
+    values = [
+        reward(greedy(reward, [str(i) for i in range(6)], rng.choice(grid, 6).tolist(), 6))
+        for _ in range(300)
+    ]
     assert np.mean(values) >= optimum / 2
 
 
@@ -75,12 +81,14 @@ def test_the_number_of_rewards_is_linear() -> None:
     assert len(calls) <= 2 * 9 + 2
 
 
-# -- rounds ---------------------------------------------------------------------------------------------------------
+# -- rounds ----------------------------------------------------------------------------------------
 
 
 def test_a_choosing_round_tries_the_averages_written_out() -> None:
     toy = Toy(DPFL, client_contexts=planted(0, m=6, n=60), **TRAINING, choose_every=1).run(1)
-    trained = weights_of(Toy(DPFL, client_contexts=toy.client_contexts, **TRAINING, choose_every=1, budget=0).run(1))
+    trained = weights_of(
+        Toy(DPFL, client_contexts=toy.client_contexts, **TRAINING, choose_every=1, budget=0).run(1)
+    )
     for i, pool in enumerate(masks(toy, "pool")):
         head = {k: v for k, v in trained[i].items() if k.startswith("head.")}
         members = sorted({i, *pool})
@@ -91,7 +99,9 @@ def test_a_choosing_round_tries_the_averages_written_out() -> None:
 
 def test_the_pool_is_of_the_own_group_and_helpers_are_of_the_pool() -> None:
     toy = Toy(DPFL, client_contexts=planted(0, n=80), **{**TRAINING, "epochs": 20}).run(5)
-    for i, (pool, helpers) in enumerate(zip(masks(toy, "pool"), masks(toy, "helpers"), strict=True)):
+    for i, (pool, helpers) in enumerate(
+        zip(masks(toy, "pool"), masks(toy, "helpers"), strict=True)
+    ):
         assert pool and pool <= mates(i)
         assert helpers <= pool
 
@@ -114,7 +124,9 @@ def test_rewards_are_of_the_rows_held_out(monkeypatch: pytest.MonkeyPatch) -> No
     peer.update(t=0)
     peer.search(peer.give(t=0), {"1": peer.give(t=0)}, 1, 0)
     held = held_out.training_and_held_out(peer)[1].numpy()
-    assert np.isclose(seen[0], (10 - row_losses(peer.params, peer.data)[held].mean()) / 10, atol=1e-6)
+    assert np.isclose(
+        seen[0], (10 - row_losses(peer.params, peer.data)[held].mean()) / 10, atol=1e-6
+    )
 
 
 def test_without_a_budget_nobody_is_asked() -> None:
@@ -151,7 +163,9 @@ def test_everybody_as_a_helper_is_gossip_on_the_training_share() -> None:
     shared = [steps.shared_weights(toy.party(i)) for i in range(3)]
     rows = [len(context.rows) for context in toy.client_contexts]
     assert toy.engine.notes()[0]["mixing"] == pytest.approx([n / sum(rows) for n in rows])
-    assert all(torch.allclose(shared[0][k], other[k], atol=1e-6) for other in shared for k in shared[0])
+    assert all(
+        torch.allclose(shared[0][k], other[k], atol=1e-6) for other in shared for k in shared[0]
+    )
 
 
 def test_an_absent_peer_and_engines_that_agree() -> None:

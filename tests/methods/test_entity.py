@@ -1,4 +1,6 @@
-"""Entity Augmentation in split learning: other people where a party lacks a row, and mixed labels."""
+"""Entity Augmentation in split learning: other people where a party lacks a row, and
+mixed labels.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,15 @@ def test_targets_are_the_mean_of_the_people_s_labels() -> None:
     assert torch.allclose(found, torch.tensor([[2 / 3, 0, 1 / 3], [0, 1, 0]]))
     y = torch.randint(CLASSES, (40, 4))
     assert torch.allclose(mixed_labels(y, CLASSES).sum(1), torch.ones(40))
-    assert torch.equal(mixed_labels(y[:, :1], CLASSES), F.one_hot(y[:, 0], CLASSES).float())  # one party: its labels
+    # one party: its labels
+    assert torch.equal(mixed_labels(y[:, :1], CLASSES), F.one_hot(y[:, 0], CLASSES).float())
 
 
 def test_over_all_permutations_half_of_a_party_s_gradient_is_its_own_rows_labels() -> None:
-    """Two parties, four rows, a linear sum of both: party 0's slots are in order, party 1's in every order. The term of
-    the labels in the gradient of W_0 is, in expectation, 1/2 that of its own rows and 1/2 that of the class mix."""
+    """Two parties, four rows, a linear sum of both: party 0's slots are in order, party 1's in
+    every order. The term of the labels in the gradient of W_0 is, in expectation, 1/2 that of its
+    own rows and 1/2 that of the class mix.
+    """
     torch.manual_seed(0)
     h, y = torch.randn(4, WIDTH, dtype=torch.float64), torch.tensor([0, 1, 2, 1])
     own = F.one_hot(y, CLASSES).double()
@@ -54,7 +59,8 @@ def test_a_party_fills_the_place_of_a_row_that_it_lacks_with_one_that_it_has() -
     assert moved(start, toy.states()) == {"active", "0", "1", "2"} and not toy.fed.failures
     for heard in toy.heard:
         if heard.method == "embed_mixed":
-            rows, people = batch_indices(toy.active, heard.put["number"], heard.put["step"]), heard.reply["people"]
+            rows = batch_indices(toy.active, heard.put["number"], heard.put["step"])
+            people = heard.reply["people"]
             mine = had[:, heard.party]
             assert mine[people].all() and torch.equal(people[mine[rows]], rows[mine[rows]])
     toy.active.take_notes()
@@ -70,7 +76,10 @@ def test_a_party_fills_the_place_of_a_row_that_it_lacks_with_one_that_it_has() -
 
 @pytest.mark.parametrize("incomplete", ["zeros", "mix"])
 def test_the_isolated_engine_gives_the_same_bits(incomplete: str) -> None:
-    toys = [lacking(Columns(SPLIT, isolated=i, incomplete=incomplete), some(30, 3)) for i in (False, True)]
+    toys = [
+        lacking(Columns(SPLIT, isolated=i, incomplete=incomplete), some(30, 3))
+        for i in (False, True)
+    ]
     assert same(*(toy.run(2).states() for toy in toys))
 
 

@@ -63,7 +63,10 @@ def scaffold_by_hand(toy: Toy, steps: int, lr: float, rounds: int) -> tuple[Weig
             ends.append(w)
             controls.append({k: c_i[k] - c[k] + (x0[k] - w[k]) / (steps * lr) for k in w})
         n = len(ends)
-        c = {k: c[k] + sum(new[k] - old[k] for new, old in zip(controls, own, strict=True)) / n for k in c}
+        c = {
+            k: c[k] + sum(new[k] - old[k] for new, old in zip(controls, own, strict=True)) / n
+            for k in c
+        }
         x0 = {k: sum(e[k] for e in ends) / n for k in x0}
         own = controls
     return x0, c
@@ -89,7 +92,9 @@ def test_scaffold_is_that_written_by_hand(batched: bool) -> None:
 
 @pytest.fixture(params=["flower_client", "pfllib_client"])
 def page(request: pytest.FixtureRequest) -> Path:
-    """An example that adapts another framework's client; PFLlib's is a stand-in of its shape, as it is no package."""
+    """An example that adapts another framework's client; PFLlib's is a stand-in of its shape, as it
+    is no package.
+    """
     if request.param == "flower_client":
         pytest.importorskip("flwr")
     return EXAMPLES / f"{request.param}.py"
@@ -107,6 +112,9 @@ def test_a_client_of_another_framework_gives_the_same_bits_on_both_engines(page:
     import fedloom
 
     small: dict[str, Any] = {"clients": 3, "models": "mlp", "rounds": 2, "params": {"epochs": 2}}
-    results = [fedloom.run(str(page), engine=name, evaluate={"points": 1}, **small) for name in ("local", "isolated")]
+    results = [
+        fedloom.run(str(page), engine=name, evaluate={"points": 1}, **small)
+        for name in ("local", "isolated")
+    ]
     assert results[0].summary["state_sha256"] == results[1].summary["state_sha256"]
     assert results[0].accuracy > 0.2 and results[0].summary["warnings"] == []

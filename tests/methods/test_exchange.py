@@ -1,4 +1,6 @@
-"""Models that owners send once: their arrays predict as the models, bad arrays are refused, weights mix own models."""
+"""Models that owners send once: their arrays predict as the models, bad arrays are refused, weights
+mix own models.
+"""
 
 from typing import Any
 
@@ -15,9 +17,13 @@ from fedloom.methods.tables.exchange import ExchangeClient, check
 
 
 def party(labels: np.ndarray, number: bool = False, **params: Any) -> ExchangeClient:
-    """An owner of rows with two numbers, one of which may be missing, a constant, and a word of three."""
+    """An owner of rows with two numbers, one of which may be missing, a constant, and a word of
+    three.
+    """
     rng, n = np.random.default_rng(0), len(labels)
-    x = np.c_[rng.normal(size=n), rng.normal(size=n), np.full(n, 2.0), rng.integers(3, size=n)].astype(np.float32)
+    x = np.c_[
+        rng.normal(size=n), rng.normal(size=n), np.full(n, 2.0), rng.integers(3, size=n)
+    ].astype(np.float32)
     x[::7, 1] = np.nan
     y = torch.from_numpy(labels.astype(np.float32 if number else np.int64))
     pool = torch.from_numpy(x)
@@ -30,7 +36,11 @@ def party(labels: np.ndarray, number: bool = False, **params: Any) -> ExchangeCl
     return ExchangeClient(registry()["exchange"].configure(params=params), context)
 
 
-CLASSES = {"two of four": np.arange(30) % 2 + 1, "three of four": np.arange(30) % 3, "one": np.full(30, 3)}
+CLASSES = {
+    "two of four": np.arange(30) % 2 + 1,
+    "three of four": np.arange(30) % 3,
+    "one": np.full(30, 3),
+}
 
 
 @pytest.mark.parametrize("kind", ["linear", "forest"])
@@ -65,7 +75,9 @@ def test_own_weight_1_is_training_alone() -> None:
     owner = party(CLASSES["three of four"], kinds=["linear"], own=["linear"], own_weight=1.0)
     owner.take(models=[party(np.arange(30) % 4, kinds=["linear"]).give()])
     x = owner.context.rows.every
-    alone = own_models.predicted(own_models.fitted(owner, "linear"), own_models.columns(owner, x), 4)
+    alone = own_models.predicted(
+        own_models.fitted(owner, "linear"), own_models.columns(owner, x), 4
+    )
     np.testing.assert_allclose(torch.softmax(owner.infer(x), -1).numpy(), alone, atol=1e-6)
 
 

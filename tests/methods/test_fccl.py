@@ -1,4 +1,6 @@
-"""FCCL's page against its paper: the correlation loss, both memories, pretraining, bytes, faults."""
+"""FCCL's page against its paper: the correlation loss, both memories, pretraining,
+bytes, faults.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +35,27 @@ def rand(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# -- the correlation loss --------------------------------------------------------------------------------
+# -- the correlation loss --------------------------------------------------------------------------
 
 
 def test_the_loss_on_numbers_by_hand() -> None:
-    """Columns (-1, 0, 1) and its opposite have standard deviation 1: C = ±2/3, whatever the mean's scale."""
+    """Columns (-1, 0, 1) and its opposite have standard deviation 1: C = ±2/3, whatever the mean's
+    scale.
+    """
     f = torch.tensor([[-1.0, 1.0], [0.0, 0.0], [1.0, -1.0]], dtype=torch.float64)
     mean = 5 * f + 7
-    assert float(correlation_loss(f, mean, 0.1)) == pytest.approx((2 / 3 - 1) ** 2 * 2 + 0.1 * 2 / 9, abs=1e-4)
-    assert float(correlation_loss(f, -mean, 0.1)) == pytest.approx((2 / 3 + 1) ** 2 * (2 + 0.1 * 2), abs=1e-4)
+    assert float(correlation_loss(f, mean, 0.1)) == pytest.approx(
+        (2 / 3 - 1) ** 2 * 2 + 0.1 * 2 / 9, abs=1e-4
+    )
+    assert float(correlation_loss(f, -mean, 0.1)) == pytest.approx(
+        (2 / 3 + 1) ** 2 * (2 + 0.1 * 2), abs=1e-4
+    )
 
 
 def test_the_loss_is_that_of_numpy_s_correlations() -> None:
-    """An unbiased deviation with a product over B: C is (1 - 1/B) times the correlation coefficients."""
+    """An unbiased deviation with a product over B: C is (1 - 1/B) times the correlation
+    coefficients.
+    """
     f, mean = rand(16, 5), rand(16, 5, seed=1)
     c = np.corrcoef(f.numpy().T, mean.numpy().T)[:5, 5:] * 15 / 16
     own = np.eye(5, dtype=bool)
@@ -73,7 +83,9 @@ def test_the_gradient_is_the_closed_form() -> None:
 
 @pytest.mark.parametrize("whose", ["own", "mean", "both"])
 def test_a_class_that_all_rows_have_alike_gives_no_nan(whose: str) -> None:
-    f, mean = (torch.randn(8, CLASSES, generator=torch.Generator().manual_seed(n)) for n in range(2))
+    f, mean = (
+        torch.randn(8, CLASSES, generator=torch.Generator().manual_seed(n)) for n in range(2)
+    )
     if whose != "mean":
         f[:, 1] = 3.0
     if whose != "own":
@@ -86,7 +98,9 @@ def test_a_class_that_all_rows_have_alike_gives_no_nan(whose: str) -> None:
 
 
 @pytest.mark.parametrize("size", [5.6e28, 1.69e29, 1e30])
-def test_a_huge_class_that_all_rows_have_alike_gives_no_nan_and_no_huge_gradient(size: float) -> None:
+def test_a_huge_class_that_all_rows_have_alike_gives_no_nan_and_no_huge_gradient(
+    size: float,
+) -> None:
     f = torch.randn(32, CLASSES, generator=torch.Generator().manual_seed(0)).requires_grad_()
     mean = torch.randn(32, CLASSES, generator=torch.Generator().manual_seed(1))
     mean[:, 1] = size
@@ -96,7 +110,9 @@ def test_a_huge_class_that_all_rows_have_alike_gives_no_nan_and_no_huge_gradient
 
 
 @pytest.mark.parametrize("size", [1.69e29, 1e30, 3e38])
-def test_one_huge_answer_leaves_all_finite_and_learning(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_huge_answer_leaves_all_finite_and_learning(
+    size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest = FCCLClient.predict
 
     def predict(self: FCCLClient, *, t: int, i: int) -> Any:
@@ -120,7 +136,7 @@ def test_a_step_along_the_gradient_brings_classes_together() -> None:
     assert correlation_loss(f - 0.1 * gradient, mean, 0.0051) < first
 
 
-# -- a round, against one in plain torch -------------------------------------------------------------------
+# -- a round, against one in plain torch -----------------------------------------------------------
 
 
 def correlations(f: Tensor, mean: Tensor) -> Tensor:
@@ -129,7 +145,9 @@ def correlations(f: Tensor, mean: Tensor) -> Tensor:
     cov = torch.cov(torch.cat((f.T, mean.T)))
     deviation = (cov.diag() + EPS).sqrt()
     c = (cov / deviation[:, None] / deviation)[:k, k:] * (n - 1) / n
-    return (c.diag() - 1).square().sum() + 0.0051 * ((c + 1).square().sum() - (c.diag() + 1).square().sum())
+    return (c.diag() - 1).square().sum() + 0.0051 * (
+        (c + 1).square().sum() - (c.diag() + 1).square().sum()
+    )
 
 
 def divergence(p: Tensor, f: Tensor) -> Tensor:
@@ -183,7 +201,9 @@ def test_pretraining_comes_before_the_first_round_and_never_again() -> None:
     toy = Toy(FCCL, 3, tau=2, **SMALL)
     assert all(toy.party(i).pretrained == {} for i in range(3))
     toy.run(1)
-    kept = {i: {k: v.clone() for k, v in toy.party(i).pretrained["params"].items()} for i in range(3)}
+    kept = {
+        i: {k: v.clone() for k, v in toy.party(i).pretrained["params"].items()} for i in range(3)
+    }
     assert int(toy.party(0).opt["step"]) == 3 + 2 + 2
     toy.run(2, start=1)
     assert int(toy.party(0).opt["step"]) == 3 + 3 * (2 + 2)
@@ -200,7 +220,9 @@ def test_who_comes_later_pretrains_then() -> None:
 
 
 def test_the_pretrained_model_has_its_own_statistics() -> None:
-    """With BatchNorm its answers are those of its own statistics, and looking at it changes nothing."""
+    """With BatchNorm its answers are those of its own statistics, and looking at it changes
+    nothing.
+    """
     toy = Toy(FCCL, 3, tau=2, make=lambda n: network(n, norm=True), **SMALL).run(3)
     party = toy.party(0)
     assert not equal(dict(party.pretrained["buffers"]), dict(party.buffers))
@@ -213,7 +235,7 @@ def test_the_pretrained_model_has_its_own_statistics() -> None:
     assert torch.allclose(answer, copy.eval()(x.flatten(0, 1)).view(answer.shape), atol=1e-6)
 
 
-# -- reductions ------------------------------------------------------------------------------------------
+# -- reductions ------------------------------------------------------------------------------------
 
 
 def test_without_any_weight_it_is_local() -> None:
@@ -231,7 +253,9 @@ def test_with_one_step_the_previous_model_changes_no_bit() -> None:
 
 def test_without_pretraining_there_is_no_pretrained_model() -> None:
     a = Toy(FCCL, tau=3, batch_size=8, pretrain_steps=0).run(3)
-    assert equal(a.tensors(), Toy(FCCL, tau=3, batch_size=8, pretrain_steps=0, intra=0.0).run(3).tensors())
+    assert equal(
+        a.tensors(), Toy(FCCL, tau=3, batch_size=8, pretrain_steps=0, intra=0.0).run(3).tensors()
+    )
     assert a.party(0).pretrained == {"done": True}
 
 
@@ -247,7 +271,8 @@ def test_each_memory_holds_a_client_back(term: str) -> None:
         "intra": 0.0,
     }
     start = Toy(FCCL, **how)
-    free, held = Toy(FCCL, **how).run(2).tensors(), Toy(FCCL, **{**how, term: 20.0}).run(2).tensors()
+    free = Toy(FCCL, **how).run(2).tensors()
+    held = Toy(FCCL, **{**how, term: 20.0}).run(2).tensors()
     start.run(0)
     for i in start.engine.ids:
         pretrain(start.party(i))
@@ -257,7 +282,12 @@ def test_each_memory_holds_a_client_back(term: str) -> None:
 
 
 def test_equal_clients_stay_equal() -> None:
-    toy = Toy(FCCL, client_contexts=contexts(3, make=lambda n: network(0), data=lambda n: rows(8, 5)), tau=2, **SMALL)
+    toy = Toy(
+        FCCL,
+        client_contexts=contexts(3, make=lambda n: network(0), data=lambda n: rows(8, 5)),
+        tau=2,
+        **SMALL,
+    )
     first = toy.run(2).party(0)
     # a batch holds all 8 rows, in an order of each client's own
     for i in (1, 2):
@@ -269,7 +299,9 @@ def test_the_first_step_of_a_stage_has_no_previous_model(monkeypatch: pytest.Mon
     """It is taken there: with BatchNorm the gradient would else not be 0."""
     loss, seen = FCCLClient.private_loss, []
 
-    def watched(self: FCCLClient, x: Tensor, y: Tensor, previous: Tensor | None, *more: Tensor) -> Tensor:
+    def watched(
+        self: FCCLClient, x: Tensor, y: Tensor, previous: Tensor | None, *more: Tensor
+    ) -> Tensor:
         seen.append((self.context.id, previous is not None))
         return loss(self, x, y, previous, *more)
 
@@ -278,7 +310,7 @@ def test_the_first_step_of_a_stage_has_no_previous_model(monkeypatch: pytest.Mon
     assert [later for who, later in seen if who == 1] == [False, True, True] * 2
 
 
-# -- bytes, who sees what --------------------------------------------------------------------------------
+# -- bytes, who sees what --------------------------------------------------------------------------
 
 
 def test_bytes_are_those_of_one_batch_of_logits_each_way() -> None:
@@ -290,10 +322,15 @@ def test_bytes_are_those_of_one_batch_of_logits_each_way() -> None:
 
 def test_the_server_receives_nothing_but_logits() -> None:
     toy = Toy(FCCL, 4, tau=2, **SMALL).run(2)
-    assert {e.what for e in toy.fed.ledger if e.receiver == "server"} == {f"float32[8,{CLASSES}]", "none"}
+    assert {e.what for e in toy.fed.ledger if e.receiver == "server"} == {
+        f"float32[8,{CLASSES}]",
+        "none",
+    }
 
 
-@pytest.mark.parametrize(("coding", "up", "down"), [("float16", 2 * 4, 2 * 4), ("int8", 4 + 4, 4 + 4), ("top-k", 8, 8)])
+@pytest.mark.parametrize(
+    ("coding", "up", "down"), [("float16", 2 * 4, 2 * 4), ("int8", 4 + 4, 4 + 4), ("top-k", 8, 8)]
+)
 def test_shorter_messages_have_the_bytes_of_their_coding(coding: str, up: int, down: int) -> None:
     more: dict[str, Any] = {"top_k": 2} if coding == "top-k" else {}
     toy = Toy(FCCL, 3, tau=2, coding=coding, **more, **SMALL).run(2)
@@ -302,7 +339,7 @@ def test_shorter_messages_have_the_bytes_of_their_coding(coding: str, up: int, d
     assert all(torch.isfinite(v).all() for v in toy.tensors().values())
 
 
-# -- engines, participation, faults ------------------------------------------------------------------------
+# -- engines, participation, faults ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
@@ -350,10 +387,14 @@ def test_a_sick_client_is_kept_out_of_the_mean() -> None:
     with torch.no_grad():
         toy.party(3).net.flat.fill_(float("nan"))
     healthy = {k: v for k, v in toy.run(2).tensors().items() if not k.startswith("3.")}
-    assert equal(healthy, Toy(FCCL, client_contexts=client_contexts[:3], tau=2, **SMALL).run(2).tensors())
+    assert equal(
+        healthy, Toy(FCCL, client_contexts=client_contexts[:3], tau=2, **SMALL).run(2).tensors()
+    )
 
 
-def test_who_fails_in_the_private_stage_sits_out_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_fails_in_the_private_stage_sits_out_the_transfer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     works = FCCLClient.local_train
 
     def fails(self: FCCLClient, *, t: int) -> None:
@@ -376,7 +417,12 @@ def test_it_learns() -> None:
 
     def right() -> float:
         return float(
-            np.mean([(predictions(toy.party(i), on="test")["predicted"] == labels).float().mean() for i in range(3)])
+            np.mean(
+                [
+                    (predictions(toy.party(i), on="test")["predicted"] == labels).float().mean()
+                    for i in range(3)
+                ]
+            )
         )
 
     before = right()
@@ -384,7 +430,7 @@ def test_it_learns() -> None:
     assert right() > max(0.55, before + 0.2)  # of four classes
 
 
-# -- config ----------------------------------------------------------------------------------------------
+# -- config ----------------------------------------------------------------------------------------
 
 
 def test_defaults_are_the_papers() -> None:
@@ -397,4 +443,6 @@ def test_errors_come_all_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         FCCL.configure(params={"batch_size": 1, "pretrain_steps": -1, "off_diag": 1.0})
     text = str(error.value)
-    assert "params.batch_size" in text and "params.pretrain_steps" in text and "'off_diagonal'" in text
+    assert (
+        "params.batch_size" in text and "params.pretrain_steps" in text and "'off_diagonal'" in text
+    )

@@ -1,4 +1,6 @@
-"""FCCL+'s page against its paper: likeness of rows, the classes that are not the label, bytes, faults."""
+"""FCCL+'s page against its paper: likeness of rows, the classes that are not the label, bytes,
+faults.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from fedloom.core.evaluation import predictions
 from fedloom.core.faults import Faults
 from fedloom.core.losses import kl
 from fedloom.methods.distillation.fccl import correlation_loss
-from fedloom.methods.distillation.fccl_plus import FCCLPlusClient, FeaturesAndLogits, cosines, others, others_kl, parted
+from fedloom.methods.distillation.fccl_plus import (
+    FCCLPlusClient,
+    FeaturesAndLogits,
+    cosines,
+    others,
+    others_kl,
+    parted,
+)
 from fedloom.methods.distillation.steps import public_batch
 from tests.toy import CLASSES, Toy, common, contexts, equal, rows
 
@@ -41,7 +50,7 @@ def rand(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# -- likeness of rows ------------------------------------------------------------------------------------
+# -- likeness of rows ------------------------------------------------------------------------------
 
 
 def test_cosines_by_hand() -> None:
@@ -71,7 +80,7 @@ def test_likeness_does_not_see_the_scale_of_features() -> None:
     assert torch.allclose(cosines(rand(5, 3)), cosines(7 * rand(5, 3)))
 
 
-# -- the other classes -----------------------------------------------------------------------------------
+# -- the other classes -----------------------------------------------------------------------------
 
 
 def test_the_other_classes_are_all_but_the_label() -> None:
@@ -80,7 +89,10 @@ def test_the_other_classes_are_all_but_the_label() -> None:
 
 
 def test_divergence_of_the_others_is_numpy_s() -> None:
-    before, f, y, temperature = rand(6, 5), rand(6, 5, seed=1), torch.tensor([0, 1, 2, 3, 4, 0]), 3.0
+    before = rand(6, 5)
+    f = rand(6, 5, seed=1)
+    y = torch.tensor([0, 1, 2, 3, 4, 0])
+    temperature = 3.0
     total = 0.0
     for p, q, label in zip(before.numpy(), f.numpy(), y.tolist(), strict=True):
         p, q = (np.exp(np.delete(z, label) / temperature) for z in (p, q))
@@ -93,10 +105,15 @@ def test_divergence_of_the_others_is_numpy_s() -> None:
 
 def test_divergence_of_the_others_has_the_closed_gradient_and_none_at_the_label() -> None:
     """T (q - q_previous) / B at the K - 1 others."""
-    before, f, y, temperature = rand(6, 5), rand(6, 5, seed=1).requires_grad_(), torch.arange(6) % 5, 3.0
+    before = rand(6, 5)
+    f = rand(6, 5, seed=1).requires_grad_()
+    y = torch.arange(6) % 5
+    temperature = 3.0
     (auto,) = torch.autograd.grad(others_kl(before, f, y, temperature), f)
     label = F.one_hot(y, 5).bool()
-    q, p = (z.detach().masked_fill(label, -torch.inf).div(temperature).softmax(-1) for z in (f, before))
+    q, p = (
+        z.detach().masked_fill(label, -torch.inf).div(temperature).softmax(-1) for z in (f, before)
+    )
     assert (auto - temperature * (q - p) / 6).abs().max() < 1e-15
     assert auto[label].abs().max() == 0
 
@@ -118,16 +135,20 @@ def test_the_transfer_loss_is_the_weighted_sum() -> None:
     loss, terms = client.transfer_loss(out, {"logits": logits, "cosines": like})
     assert terms["correlation"] == correlation_loss(out[:, 5:], logits, 0.0051)
     target = (like / 0.02).softmax(-1)
-    by_hand = (target * (target.log() - (cosines(out[:, :5]) / 0.02).log_softmax(-1))).sum(-1).mean()
+    by_hand = (
+        (target * (target.log() - (cosines(out[:, :5]) / 0.02).log_softmax(-1))).sum(-1).mean()
+    )
     assert torch.allclose(terms["similarity"], by_hand, rtol=1e-5)
     assert torch.allclose(loss, 0.5 * terms["correlation"] + 2 * terms["similarity"])
 
 
-# -- a round, against one in plain torch -------------------------------------------------------------------
+# -- a round, against one in plain torch -----------------------------------------------------------
 
 
 def plain(at: Toy, rounds: int) -> list[Any]:
-    """The same rounds for all clients by torch.optim and whole copies of networks, each in two parts."""
+    """The same rounds for all clients by torch.optim and whole copies of networks, each in two
+    parts.
+    """
     cfg, parties = at.cfg, [at.party(i) for i in at.engine.ids]
     nets: list[Any] = [p.context.build() for p in parties]
     adams = [torch.optim.Adam(net.parameters(), lr=cfg.lr) for net in nets]
@@ -140,7 +161,9 @@ def plain(at: Toy, rounds: int) -> list[Any]:
     def likeness(net: Any, x: Tensor) -> Tensor:
         f = net.features(x)
         f = f / f.norm(dim=-1, keepdim=True).clamp_min(1e-4)
-        return torch.stack([f[i] @ f[[j for j in range(len(f)) if j != i]].T for i in range(len(f))])
+        return torch.stack(
+            [f[i] @ f[[j for j in range(len(f)) if j != i]].T for i in range(len(f))]
+        )
 
     for t in range(rounds):
         for n, (net, party) in enumerate(zip(nets, parties, strict=True)):
@@ -151,13 +174,21 @@ def plain(at: Toy, rounds: int) -> list[Any]:
                 for p, q, label in zip(previous(x).detach(), f, y, strict=True):
                     rest = [c for c in range(CLASSES) if c != label]
                     p, q = (z[rest] / cfg.inter_temperature for z in (p, q))
-                    memory = memory + (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum() / len(y)
+                    memory = memory + (
+                        p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))
+                    ).sum() / len(y)
                 step(n, F.cross_entropy(f, y) + cfg.inter * cfg.inter_temperature**2 * memory)
         for x in parties[0].public(t, steps=cfg.tau, size=cfg.batch_size):
             mean = torch.stack([net(x) for net in nets]).mean(0).detach()
-            target = (torch.stack([likeness(net, x) for net in nets]).mean(0).detach() / 0.02).softmax(-1)
+            target = (
+                torch.stack([likeness(net, x) for net in nets]).mean(0).detach() / 0.02
+            ).softmax(-1)
             for n, net in enumerate(nets):
-                alike = (target * (target.log() - (likeness(net, x) / 0.02).log_softmax(-1))).sum(-1).mean()
+                alike = (
+                    (target * (target.log() - (likeness(net, x) / 0.02).log_softmax(-1)))
+                    .sum(-1)
+                    .mean()
+                )
                 step(n, correlation_loss(net(x), mean, cfg.off_diagonal) + cfg.similarity * alike)
     return nets
 
@@ -170,7 +201,7 @@ def test_rounds_are_those_of_plain_torch() -> None:
             assert (after[f"{n}.{name}"] - p).abs().max() < 2e-5, (n, name)
 
 
-# -- reductions ------------------------------------------------------------------------------------------
+# -- reductions ------------------------------------------------------------------------------------
 
 
 def test_without_any_weight_it_is_local() -> None:
@@ -218,11 +249,13 @@ def test_the_memory_holds_a_client_back() -> None:
 
 def test_equal_clients_learn_no_likeness_from_each_other() -> None:
     client_contexts = contexts(3, make=lambda n: two_parts(0), data=lambda n: rows(8, 5))
-    at = Toy(PLUS, client_contexts=client_contexts, batch_size=8, tau=1, correlation=0.0, inter=0.0).run(1)
+    at = Toy(
+        PLUS, client_contexts=client_contexts, batch_size=8, tau=1, correlation=0.0, inter=0.0
+    ).run(1)
     assert all(notes["similarity loss"] < 1e-6 for notes in at.engine.notes().values())
 
 
-# -- the network -----------------------------------------------------------------------------------------
+# -- the network -----------------------------------------------------------------------------------
 
 
 def test_a_client_answers_with_its_logits_alone() -> None:
@@ -230,7 +263,9 @@ def test_a_client_answers_with_its_logits_alone() -> None:
     x = torch.randn(9, 6)
     net = party.context.build().eval()
     features, logits = parted(party.net.infer(x), CLASSES)
-    assert torch.allclose(logits, net(x), atol=1e-6) and torch.allclose(features, net.features(x), atol=1e-6)
+    assert torch.allclose(logits, net(x), atol=1e-6) and torch.allclose(
+        features, net.features(x), atol=1e-6
+    )
     assert torch.equal(party.infer(x), logits)
 
 
@@ -243,7 +278,9 @@ def test_the_first_step_of_a_stage_has_no_previous_model(monkeypatch: pytest.Mon
     """It is taken there: with BatchNorm the gradient would else not be 0."""
     loss, seen = FCCLPlusClient.private_loss, []
 
-    def watched(self: FCCLPlusClient, x: Tensor, y: Tensor, previous: Tensor | None, *more: Tensor) -> Tensor:
+    def watched(
+        self: FCCLPlusClient, x: Tensor, y: Tensor, previous: Tensor | None, *more: Tensor
+    ) -> Tensor:
         seen.append((self.context.id, previous is not None))
         return loss(self, x, y, previous, *more)
 
@@ -252,7 +289,7 @@ def test_the_first_step_of_a_stage_has_no_previous_model(monkeypatch: pytest.Mon
     assert [later for who, later in seen if who == 1] == [False, True, True] * 2
 
 
-# -- bytes, who sees what --------------------------------------------------------------------------------
+# -- bytes, who sees what --------------------------------------------------------------------------
 
 
 def test_bytes_are_those_of_logits_and_cosines_each_way() -> None:
@@ -279,15 +316,19 @@ def test_what_has_no_weight_does_not_cross(off: str) -> None:
     assert at.fed.ledger.received("server") == 2 * 8 * width * 4 * 3 * 2
 
 
-@pytest.mark.parametrize(("coding", "logits", "cosine"), [("float16", 8, 14), ("int8", 8, 11), ("top-k", 8, 14)])
-def test_shorter_messages_have_the_bytes_of_their_coding(coding: str, logits: int, cosine: int) -> None:
+@pytest.mark.parametrize(
+    ("coding", "logits", "cosine"), [("float16", 8, 14), ("int8", 8, 11), ("top-k", 8, 14)]
+)
+def test_shorter_messages_have_the_bytes_of_their_coding(
+    coding: str, logits: int, cosine: int
+) -> None:
     more = {"top_k": 2} if coding == "top-k" else {}
     at = toy(coding=coding, **more).run(2)
     assert at.fed.ledger.received("server") == (logits + cosine) * 8 * 2 * 3 * 2
     assert all(torch.isfinite(v).all() for v in at.tensors().values())
 
 
-# -- engines, participation, faults ------------------------------------------------------------------------
+# -- engines, participation, faults ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
@@ -326,12 +367,18 @@ def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1.69e29, 1e30, 3e38])
-def test_one_huge_answer_leaves_all_finite_and_learning(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_huge_answer_leaves_all_finite_and_learning(
+    size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest = FCCLPlusClient.predict
 
     def predict(self: FCCLPlusClient, *, t: int, i: int) -> Any:
         answer: Any = honest(self, t=t, i=i)
-        return {k: torch.full_like(v, size) for k, v in answer.items()} if (self.context.id, t) == (1, 0) else answer
+        return (
+            {k: torch.full_like(v, size) for k, v in answer.items()}
+            if (self.context.id, t) == (1, 0)
+            else answer
+        )
 
     monkeypatch.setattr(FCCLPlusClient, "predict", predict)
     at = toy(batch_size=32).run(1)
@@ -351,7 +398,9 @@ def test_a_sick_client_is_kept_out_of_the_means() -> None:
     assert equal(healthy, toy(client_contexts=client_contexts[:3]).run(2).tensors())
 
 
-def test_who_fails_in_the_private_stage_sits_out_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_fails_in_the_private_stage_sits_out_the_transfer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     works = FCCLPlusClient.local_train
 
     def fails(self: FCCLPlusClient, *, t: int) -> None:
@@ -374,7 +423,12 @@ def test_it_learns() -> None:
 
     def right() -> float:
         return float(
-            np.mean([(predictions(at.party(i), on="test")["predicted"] == labels).float().mean() for i in range(3)])
+            np.mean(
+                [
+                    (predictions(at.party(i), on="test")["predicted"] == labels).float().mean()
+                    for i in range(3)
+                ]
+            )
         )
 
     before = right()
@@ -382,17 +436,25 @@ def test_it_learns() -> None:
     assert right() > max(0.55, before + 0.2)  # of four classes
 
 
-# -- config ----------------------------------------------------------------------------------------------
+# -- config ----------------------------------------------------------------------------------------
 
 
 def test_defaults_are_the_codes() -> None:
     cfg = PLUS.configure()
     assert (cfg.tau, cfg.batch_size, cfg.off_diagonal, cfg.similarity) == (5, 32, 0.0051, 3.0)
-    assert (cfg.similarity_temperature, cfg.inter_temperature, cfg.iterations_per_round) == (0.02, 3.0, 5)
+    assert (cfg.similarity_temperature, cfg.inter_temperature, cfg.iterations_per_round) == (
+        0.02,
+        3.0,
+        5,
+    )
 
 
 def test_errors_come_all_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         PLUS.configure(params={"batch_size": 1, "similarity_temperature": 0, "pretrain_steps": 100})
     text = str(error.value)
-    assert "params.batch_size" in text and "params.similarity_temperature" in text and "pretrain_steps" in text
+    assert (
+        "params.batch_size" in text
+        and "params.similarity_temperature" in text
+        and "pretrain_steps" in text
+    )

@@ -34,7 +34,9 @@ def alike(n: int) -> nn.Module:
 def only(i: int, *classes: int) -> Rows:
     """Rows of these classes alone."""
     every = rows(200, i)
-    which = torch.isin(every.y(torch.arange(200)), torch.tensor(classes)).nonzero()[: 20 + 10 * i, 0]
+    which = torch.isin(every.y(torch.arange(200)), torch.tensor(classes)).nonzero()[
+        : 20 + 10 * i, 0
+    ]
     return Rows(every.pool, every.labels, which, every.shift, every.scale)
 
 
@@ -48,17 +50,23 @@ def apart(i: int) -> Rows:
     return only(i, i)
 
 
-# -- the loss and the server, in float64 -----------------------------------------------------------------
+# -- the loss and the server, in float64 -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
 def test_the_gradient_is_that_of_the_loss(average: str) -> None:
     client = FDClient(FDConfig(gamma=0.7, average=average), contexts(1)[0])
-    means = rand(CLASSES, CLASSES, seed=2) if average == "logits" else rand(CLASSES, CLASSES, seed=2).softmax(-1)
+    means = (
+        rand(CLASSES, CLASSES, seed=2)
+        if average == "logits"
+        else rand(CLASSES, CLASSES, seed=2).softmax(-1)
+    )
     client.received = {"means": means, "known": torch.tensor([True, False, True, True])}
     f, y = rand(9, CLASSES).requires_grad_(), torch.arange(9) % CLASSES
     targets = means.softmax(-1) if average == "logits" else means
-    pull = torch.stack([-(targets[k] * f[row].log_softmax(-1)).sum() for row, k in enumerate(y.tolist()) if k != 1])
+    pull = torch.stack(
+        [-(targets[k] * f[row].log_softmax(-1)).sum() for row, k in enumerate(y.tolist()) if k != 1]
+    )
     (auto,) = torch.autograd.grad(F.cross_entropy(f, y, reduction="sum") + 0.7 * pull.sum(), f)
     assert (client.gradient_by_row(f.detach(), y) - auto).abs().max() < 1e-15
 
@@ -88,10 +96,12 @@ def test_who_alone_has_a_class_has_no_target_for_it_and_gives_one() -> None:
         assert known == [k != i + 1 for k in range(CLASSES)]
 
 
-# -- rounds, against hand-made ones ------------------------------------------------------------------------
+# -- rounds, against hand-made ones ----------------------------------------------------------------
 
 
-def by_hand(client_contexts: list[ClientContext], rounds: int, tau: int, gamma: float, average: str) -> list[nn.Module]:
+def by_hand(
+    client_contexts: list[ClientContext], rounds: int, tau: int, gamma: float, average: str
+) -> list[nn.Module]:
     """All clients' networks after this many rounds."""
     networks = [client_context.build() for client_context in client_contexts]
     optimizers = [torch.optim.Adam(m.parameters(), lr=0.05) for m in networks]
@@ -107,7 +117,9 @@ def by_hand(client_contexts: list[ClientContext], rounds: int, tau: int, gamma: 
                     answer = f[row] if average == "logits" else f[row].softmax(-1)
                     said.setdefault(k, []).append(answer.detach())
                     if k in received[n]:
-                        target = received[n][k].softmax(-1) if average == "logits" else received[n][k]
+                        target = (
+                            received[n][k].softmax(-1) if average == "logits" else received[n][k]
+                        )
                         loss = loss + gamma * F.cross_entropy(f[row], target) / len(y)
                 optimizers[n].zero_grad()
                 loss.backward()
@@ -116,7 +128,9 @@ def by_hand(client_contexts: list[ClientContext], rounds: int, tau: int, gamma: 
         for n in range(len(client_contexts)):
             others = [s for m, s in enumerate(sent) if m != n]
             classes = {k for s in others for k in s}
-            received[n] = {k: torch.stack([s[k] for s in others if k in s]).mean(0) for k in classes}
+            received[n] = {
+                k: torch.stack([s[k] for s in others if k in s]).mean(0) for k in classes
+            }
     return networks
 
 
@@ -125,7 +139,14 @@ def by_hand(client_contexts: list[ClientContext], rounds: int, tau: int, gamma: 
 def test_three_rounds_are_those_written_by_hand(batched: bool, average: str) -> None:
     client_contexts = contexts(3, make=alike if batched else network, data=few)
     t = Toy(
-        FD, client_contexts=client_contexts, batched=batched, tau=2, batch_size=8, lr=0.05, gamma=1.5, average=average
+        FD,
+        client_contexts=client_contexts,
+        batched=batched,
+        tau=2,
+        batch_size=8,
+        lr=0.05,
+        gamma=1.5,
+        average=average,
     ).run(3)
     assert not any("in turn" in remark for remark in t.engine.account().remarks)
     for i, module in enumerate(by_hand(client_contexts, 3, 2, 1.5, average)):
@@ -143,9 +164,14 @@ def test_without_a_target_it_is_local_training(rounds: int, gamma: float) -> Non
 
 
 def test_clients_without_a_common_class_learn_nothing_from_each_other() -> None:
-    weak, strong = (Toy(FD, client_contexts=contexts(4, data=apart), batch_size=8, gamma=g).run(3) for g in (0.1, 10.0))
+    weak, strong = (
+        Toy(FD, client_contexts=contexts(4, data=apart), batch_size=8, gamma=g).run(3)
+        for g in (0.1, 10.0)
+    )
     assert equal(weak.tensors(), strong.tensors())
-    together = [Toy(FD, client_contexts=contexts(4), batch_size=8, gamma=g).run(3) for g in (0.1, 10.0)]
+    together = [
+        Toy(FD, client_contexts=contexts(4), batch_size=8, gamma=g).run(3) for g in (0.1, 10.0)
+    ]
     assert not equal(*(t.tensors() for t in together))
 
 
@@ -161,13 +187,15 @@ def test_the_others_answers_pull() -> None:
                 t.client_contexts[i].rows.y(torch.arange(len(t.client_contexts[i].rows))),
             )
             target = t.party(i).received["means"].softmax(-1)[y]
-            found.append(float(F.kl_div(t.party(i).infer(x).log_softmax(-1), target, reduction="batchmean")))
+            found.append(
+                float(F.kl_div(t.party(i).infer(x).log_softmax(-1), target, reduction="batchmean"))
+            )
         return sum(found)
 
     assert off(10.0) < 0.3 * off(0.0)
 
 
-# -- bytes, who sees what ------------------------------------------------------------------------------------
+# -- bytes, who sees what --------------------------------------------------------------------------
 
 
 def test_bytes_are_those_of_the_means_and_the_mask() -> None:
@@ -183,7 +211,7 @@ def test_the_server_receives_means_by_class_and_nothing_else() -> None:
     assert up == {f"means {means}; present bool[{CLASSES}]", "none"}
 
 
-# -- participation, faults, engines ----------------------------------------------------------------------------
+# -- participation, faults, engines ----------------------------------------------------------------
 
 
 def test_who_is_away_keeps_what_it_received() -> None:
@@ -228,7 +256,9 @@ def test_huge_answers_leave_everybody_finite_and_learning(
     monkeypatch.setattr(FDClient, "update", update)
     t = Toy(FD, 4, batch_size=8, average=average).run(1)
     received = t.party(3).received["means"]
-    assert torch.isfinite(received).all() and (average == "logits" or ((received >= 0).all() and (received <= 1).all()))
+    assert torch.isfinite(received).all() and (
+        average == "logits" or ((received >= 0).all() and (received <= 1).all())
+    )
     t.run(1, start=1)
     before = t.tensors()
     after = t.run(1, start=2).tensors()
@@ -238,7 +268,12 @@ def test_huge_answers_leave_everybody_finite_and_learning(
 
 
 def test_faults_are_counted_and_poison_nothing() -> None:
-    t = Toy(FD, 6, faults=Faults(nan=0.15, inf=0.1, shape=0.15, type=0.1, dropout=0.1, late=0.1), batch_size=8).run(5)
+    t = Toy(
+        FD,
+        6,
+        faults=Faults(nan=0.15, inf=0.1, shape=0.15, type=0.1, dropout=0.1, late=0.1),
+        batch_size=8,
+    ).run(5)
     reasons = {f.reason for f in t.fed.failures}
     assert reasons >= {"not finite", "wrong shape", "not a message", "dropped out", "late"}
     assert all(torch.isfinite(v).all() for v in t.tensors().values())

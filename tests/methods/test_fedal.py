@@ -32,7 +32,9 @@ from tests.toy import CLASSES, FEATURES, Toy, combined, contexts, equal, network
 FEDAL, FEDMD, FEDMD_LF, LOCAL = (methods.find(n) for n in ("fedal", "fedmd", "fedmd-lf", "local"))
 
 
-def judge(owner: Any, logits: Mapping[int, Any], t: int, i: int) -> tuple[Any, dict[int, dict[str, Any]]]:
+def judge(
+    owner: Any, logits: Mapping[int, Any], t: int, i: int
+) -> tuple[Any, dict[int, dict[str, Any]]]:
     """Lines 12-16 on these answers."""
     found = combined(logits, read=lambda n, sent: averaged(owner, owner.cfg.decode(sent, CLASSES)))
     return fedal.judge(owner, found, t, i)
@@ -46,12 +48,14 @@ def server(clients: int = 5, **params: Any) -> FedALServer:
     """In float64."""
     torch.set_default_dtype(torch.float64)
     try:
-        return FedALServer(FedALConfig(**params), ClientContext(id=0, parties=clients, classes=CLASSES))
+        return FedALServer(
+            FedALConfig(**params), ClientContext(id=0, parties=clients, classes=CLASSES)
+        )
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-# -- losses and their gradients, in float64 ----------------------------------------------------------
+# -- losses and their gradients, in float64 --------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
@@ -91,11 +95,13 @@ def test_the_mean_of_the_others_is_exact() -> None:
         assert (mean_of_others(f[n], f.mean(0), 6) - others).abs().max() < 1e-15
 
 
-# -- the server ----------------------------------------------------------------------------------------
+# -- the server ------------------------------------------------------------------------------------
 
 
 def test_split_gradient_is_that_of_the_composed_graph_and_of_finite_differences() -> None:
-    """(21): J_theta fᵀ G, with G from the server, is the gradient of U_n through model, softmax and h."""
+    """(21): J_theta fᵀ G, with G from the server, is the gradient of U_n through model, softmax and
+    h.
+    """
     owner = server(disc_lr=1e-3)
     net = nn.Linear(FEATURES, CLASSES).double()
     x, others = rand(8, FEATURES, seed=3), {n: rand(8, CLASSES, seed=n) for n in range(1, 5)}
@@ -126,7 +132,9 @@ def test_rows_of_the_gradient_sum_to_zero() -> None:
 
 
 def test_the_gradient_is_per_row_and_ascent_comes_first() -> None:
-    """G uses the discriminator after its step, is not divided by B or N, and depends on no other client."""
+    """G uses the discriminator after its step, is not divided by B or N, and depends on no other
+    client.
+    """
     logits = {n: rand(8, CLASSES, seed=n) for n in range(5)}
     owner, twin = server(disc_lr=0.01), server(disc_lr=0.01)
     before = {k: v.clone() for k, v in owner.params.items()}
@@ -168,11 +176,16 @@ def test_permuted_outputs_fool_the_discriminator_too() -> None:
     """Chance level is necessary for agreement, not sufficient: only the KL term aligns rows."""
     owner = server(disc_lr=1e-2)
     base = rand(16, CLASSES)
-    logits = {n: base[torch.randperm(16, generator=torch.Generator().manual_seed(n))] for n in range(5)}
+    logits = {
+        n: base[torch.randperm(16, generator=torch.Generator().manual_seed(n))] for n in range(5)
+    }
     for _ in range(600):
         judge(owner, logits, 0, 0)
     author = torch.arange(5).repeat_interleave(16)
-    assert abs(author_loss(owner, torch.cat(list(logits.values())), author).item() - math.log(5)) < 1e-5
+    assert (
+        abs(author_loss(owner, torch.cat(list(logits.values())), author).item() - math.log(5))
+        < 1e-5
+    )
 
 
 def test_a_step_against_the_gradient_lowers_what_gives_a_client_away() -> None:
@@ -185,12 +198,21 @@ def test_a_step_against_the_gradient_lowers_what_gives_a_client_away() -> None:
     assert after < before
 
 
-# -- a client's step, against a hand-made one ------------------------------------------------------------
+# -- a client's step, against a hand-made one ------------------------------------------------------
 
 
 def test_one_round_of_one_client_by_hand() -> None:
-    """NumPy: a linear client, one local and one transfer step by SGD-free arithmetic on its gradients."""
-    toy = Toy(FEDAL, 3, client_contexts=contexts(3, make=lambda n: network(2)), tau=1, batch_size=8, adv=0.0)
+    """NumPy: a linear client, one local and one transfer step by SGD-free arithmetic on its
+    gradients.
+    """
+    toy = Toy(
+        FEDAL,
+        3,
+        client_contexts=contexts(3, make=lambda n: network(2)),
+        tau=1,
+        batch_size=8,
+        adv=0.0,
+    )
     start = {k: v.clone() for k, v in toy.tensors().items()}
     context = toy.engine._parties[0].context
     w, b = start["0.weight"].double().numpy(), start["0.bias"].double().numpy()
@@ -216,9 +238,19 @@ def test_one_round_of_one_client_by_hand() -> None:
     others = []
     for n in (1, 2):
         twin = (
-            Toy(LOCAL, 3, client_contexts=contexts(3, make=lambda n: network(2)), tau=1, batch_size=8).run(1).tensors()
+            Toy(
+                LOCAL,
+                3,
+                client_contexts=contexts(3, make=lambda n: network(2)),
+                tau=1,
+                batch_size=8,
+            )
+            .run(1)
+            .tensors()
         )
-        others.append(public @ twin[f"{n}.weight"].double().numpy().T + twin[f"{n}.bias"].double().numpy())
+        others.append(
+            public @ twin[f"{n}.weight"].double().numpy().T + twin[f"{n}.bias"].double().numpy()
+        )
     d = (softmax(public @ w1.T + b1) - softmax(np.mean(others, 0))) / 8
     w2, b2 = adam(w, [gw, d.T @ public]), adam(b, [gb, d.sum(0)])
     after = toy.tensors()
@@ -254,7 +286,7 @@ def test_a_stage_begins_with_an_adam_at_rest_though_its_first_exchange_is_lost()
     assert int(client.opt["step"]) == 1
 
 
-# -- reductions between the points of the page -----------------------------------------------------------
+# -- reductions between the points of the page -----------------------------------------------------
 
 
 def test_fedal_without_its_adversary_is_fedmd_lf() -> None:
@@ -278,7 +310,8 @@ def test_fedal_with_no_weights_is_local() -> None:
 
 def test_equal_clients_stay_equal_and_teach_each_other_nothing() -> None:
     client_contexts = contexts(3, make=lambda n: network(0), data=lambda n: rows(8, 5))
-    toy = Toy(FEDMD, client_contexts=client_contexts, batch_size=8, tau=1)  # all 8 rows in each batch
+    # all 8 rows in each batch
+    toy = Toy(FEDMD, client_contexts=client_contexts, batch_size=8, tau=1)
     toy.run(4)
     states = [s["params"] for s in toy.engine.states().values()]
     for name, value in states[0].items():
@@ -287,7 +320,7 @@ def test_equal_clients_stay_equal_and_teach_each_other_nothing() -> None:
     assert notes["gradient norm kd"] < 1e-6
 
 
-# -- bytes, who sees what --------------------------------------------------------------------------------
+# -- bytes, who sees what --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "down"), [(FEDAL, 2), (FEDMD_LF, 1)])
@@ -305,15 +338,21 @@ def test_the_server_never_receives_anything_but_logits() -> None:
     assert up == {f"float32[8,{CLASSES}]", "none"}
 
 
-# -- identity, order, participation --------------------------------------------------------------------
+# -- identity, order, participation ----------------------------------------------------------------
 
 
 def test_renaming_the_clients_renames_the_result() -> None:
-    """Without a discriminator, which knows clients by number, the order of clients does not matter."""
+    """Without a discriminator, which knows clients by number, the order of clients
+    does not matter.
+    """
     plain = contexts(3)
     order = [2, 0, 1]
     toy = Toy(FEDMD_LF, client_contexts=plain, tau=2, batch_size=8).run(3).tensors()
-    moved = Toy(FEDMD_LF, client_contexts=[plain[i] for i in order], tau=2, batch_size=8).run(3).tensors()
+    moved = (
+        Toy(FEDMD_LF, client_contexts=[plain[i] for i in order], tau=2, batch_size=8)
+        .run(3)
+        .tensors()
+    )
     for k, v in toy.items():
         assert torch.allclose(v, moved[k], atol=1e-6)
 
@@ -322,7 +361,9 @@ def test_renaming_the_clients_renames_the_gradients() -> None:
     owner, twin = server(3), server(3)
     order = [2, 0, 1]  # new number of old client n
     last = list(owner.params)[-2:]  # the output layer: its rows are the clients
-    twin.params = {k: v[torch.tensor(order).argsort()] if k in last else v for k, v in owner.params.items()}
+    twin.params = {
+        k: v[torch.tensor(order).argsort()] if k in last else v for k, v in owner.params.items()
+    }
     logits = {n: rand(8, CLASSES, seed=n) for n in range(3)}
     mean, gradients = judge(owner, logits, 0, 0)
     mean2, gradients2 = judge(twin, {order[n]: z for n, z in logits.items()}, 0, 0)
@@ -347,7 +388,7 @@ def test_a_federation_of_one_learns_alone_and_says_why() -> None:
     assert all(torch.isfinite(v).all() for v in toy.tensors().values())
 
 
-# -- engines, state, faults ------------------------------------------------------------------------------
+# -- engines, state, faults ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [FEDAL, FEDMD_LF, FEDMD, LOCAL], ids=lambda m: m.name)
@@ -399,7 +440,7 @@ def test_a_nan_client_is_kept_out_of_the_mean() -> None:
             assert torch.equal(v, healthy[k])  # as if the sick client were not there
 
 
-# -- shorter messages ------------------------------------------------------------------------------------
+# -- shorter messages ------------------------------------------------------------------------------
 
 
 CODINGS: dict[
@@ -430,8 +471,12 @@ def test_engines_agree_whatever_the_coding(coding: str) -> None:
     params, *_ = CODINGS[coding]
     client_contexts = contexts(3, make=lambda n: network(1))
     loop = Toy(FEDAL, client_contexts=client_contexts, batch_size=8, tau=2, **params).run(2)
-    strict = Toy(FEDAL, client_contexts=client_contexts, batch_size=8, tau=2, isolated=True, **params).run(2)
-    together = Toy(FEDAL, client_contexts=client_contexts, batch_size=8, tau=2, batched=True, **params).run(2)
+    strict = Toy(
+        FEDAL, client_contexts=client_contexts, batch_size=8, tau=2, isolated=True, **params
+    ).run(2)
+    together = Toy(
+        FEDAL, client_contexts=client_contexts, batch_size=8, tau=2, batched=True, **params
+    ).run(2)
     assert equal(loop.tensors(), strict.tensors())
     assert loop.fed.ledger.state() == strict.fed.ledger.state() == together.fed.ledger.state()
     assert not any("in turn" in remark for remark in together.engine.account().remarks)
@@ -442,7 +487,9 @@ def test_engines_agree_whatever_the_coding(coding: str) -> None:
 @pytest.mark.parametrize(("coding", "most"), [("float16", 2e-3), ("int8", 0.03)])
 def test_a_run_with_rounded_logits_stays_near_the_exact_one(coding: str, most: float) -> None:
     params, *_ = CODINGS[coding]
-    exact, rounded = (Toy(FEDMD, batch_size=8, lr=0.01, **p).run(10).tensors() for p in ({}, params))
+    exact, rounded = (
+        Toy(FEDMD, batch_size=8, lr=0.01, **p).run(10).tensors() for p in ({}, params)
+    )
     start = Toy(FEDMD).tensors()
     off = math.sqrt(sum(float((exact[k] - rounded[k]).square().sum()) for k in start))
     eval_mode = math.sqrt(sum(float((exact[k] - start[k]).square().sum()) for k in start))
@@ -452,7 +499,9 @@ def test_a_run_with_rounded_logits_stays_near_the_exact_one(coding: str, most: f
 @codings
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
 @pytest.mark.parametrize("n", [2, 5])
-def test_the_target_is_the_mean_of_the_others_as_the_server_has_them(n: int, average: str, coding: str) -> None:
+def test_the_target_is_the_mean_of_the_others_as_the_server_has_them(
+    n: int, average: str, coding: str
+) -> None:
     """Also where one client's largest logits are another's rest."""
     toy = Toy(FEDMD, n, batch_size=8, average=average, **CODINGS[coding][0])
     cfg = toy.cfg
@@ -474,8 +523,14 @@ def test_a_client_beyond_float16_is_kept_out_of_the_mean() -> None:
     with torch.no_grad():
         toy.party(3).net.flat.fill_(1e5)
     toy.run(2)
-    assert {(f.party, f.kind, f.reason) for f in toy.fed.failures} == {(toy.engine.name(3), "predict", "not finite")}
-    alone = Toy(FEDMD, client_contexts=client_contexts[:3], batch_size=8, coding="float16").run(2).tensors()
+    assert {(f.party, f.kind, f.reason) for f in toy.fed.failures} == {
+        (toy.engine.name(3), "predict", "not finite")
+    }
+    alone = (
+        Toy(FEDMD, client_contexts=client_contexts[:3], batch_size=8, coding="float16")
+        .run(2)
+        .tensors()
+    )
     healthy = toy.tensors()
     assert all(torch.equal(v, healthy[k]) for k, v in alone.items() if not k.startswith("server"))
 
@@ -488,7 +543,11 @@ def test_huge_answers_leave_everybody_finite(coding: str, monkeypatch: pytest.Mo
     def predict(self: FedALClient, *, t: int, i: int) -> Any:
         answer = honest(self, t=t, i=i)
         huge = torch.full((8, CLASSES), torch.finfo(torch.float32).max)
-        evil = {"steps": huge.sign().to(torch.int8) * 127, "scale": huge[:, 0]} if coding == "int8" else huge
+        evil = (
+            {"steps": huge.sign().to(torch.int8) * 127, "scale": huge[:, 0]}
+            if coding == "int8"
+            else huge
+        )
         return evil if self.context.id > 1 else answer
 
     monkeypatch.setattr(FedALClient, "predict", predict)
@@ -497,7 +556,7 @@ def test_huge_answers_leave_everybody_finite(coding: str, monkeypatch: pytest.Mo
     assert all(torch.isfinite(v).all() for v in toy.tensors().values())
 
 
-# -- config ----------------------------------------------------------------------------------------------
+# -- config ----------------------------------------------------------------------------------------
 
 
 def test_presets_differ_where_the_paper_is_read_literally() -> None:
@@ -515,7 +574,9 @@ def test_errors_come_all_at_once_with_a_suggestion() -> None:
     assert "params.lr" in text and "params.kl_direction" in text
 
 
-@pytest.mark.parametrize("params", [{"coding": "top-k"}, {"coding": "int8", "top_k": 3}, {"top_k": 3}])
+@pytest.mark.parametrize(
+    "params", [{"coding": "top-k"}, {"coding": "int8", "top_k": 3}, {"top_k": 3}]
+)
 def test_top_k_and_its_number_belong_together(params: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="set both or neither"):
         FEDAL.configure(params=params)

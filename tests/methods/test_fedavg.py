@@ -78,7 +78,9 @@ def test_two_rounds_are_those_written_by_hand(batched: bool, momentum: float) ->
         weights = by_hand(weights, toy.client_contexts, range(t, t + 1), 2, 0.05, momentum)
         assert close(toy.server.weights, weights)
     assert not close(weights, initial(), 1e-3)
-    unweighted = {k: torch.stack([toy.party(i).params[k] for i in toy.engine.ids]).mean(0) for k in weights}
+    unweighted = {
+        k: torch.stack([toy.party(i).params[k] for i in toy.engine.ids]).mean(0) for k in weights
+    }
     assert not close(toy.server.weights, unweighted, 1e-5)
 
 
@@ -86,15 +88,20 @@ def test_one_client_is_central_training() -> None:
     """Its weights go to the server and back, unchanged; only momentum begins anew each round."""
     toy = Toy(FEDAVG, 1, epochs=2, batch_size=8, lr=0.05).run(3)
     assert toy.server is not None
-    assert close(toy.server.weights, by_hand(initial(), toy.client_contexts, range(3), 2, 0.05, 0.9))
+    assert close(
+        toy.server.weights, by_hand(initial(), toy.client_contexts, range(3), 2, 0.05, 0.9)
+    )
     assert close(toy.server.weights, dict(toy.party(0).params), 0.0)
     plain = Toy(FEDAVG, 1, epochs=6, batch_size=8, lr=0.05, momentum=0.0).run(1)
     rounds = Toy(FEDAVG, 1, epochs=2, batch_size=8, lr=0.05, momentum=0.0).run(3)
-    assert equal(plain.tensors(), rounds.tensors())  # without momentum rounds make no difference at all
+    # without momentum rounds make no difference at all
+    assert equal(plain.tensors(), rounds.tensors())
 
 
 @pytest.mark.parametrize(("chosen", "expected"), [(None, 5), (3, 3), (10, 5)])
-def test_a_round_costs_two_models_a_participant_and_a_row_count(chosen: int | None, expected: int) -> None:
+def test_a_round_costs_two_models_a_participant_and_a_row_count(
+    chosen: int | None, expected: int
+) -> None:
     toy = Toy(FEDAVG, 5, batch_size=8, clients_per_round=chosen).run(4)
     assert toy.fed.ledger.sent("server") == 4 * expected * MODEL
     assert toy.fed.ledger.received("server") == 4 * expected * (MODEL + 8)
@@ -118,12 +125,16 @@ def test_participants_are_few_and_the_others_stay_as_they_were() -> None:
     start = toy.tensors()
     chosen = toy.fed.sample(range(5), 2, 0)
     end = toy.run(1).tensors()
-    moved = {int(k[0]) for k in end if not k.startswith("server") and not torch.equal(start[k], end[k])}
+    moved = {
+        int(k[0]) for k in end if not k.startswith("server") and not torch.equal(start[k], end[k])
+    }
     assert moved == set(chosen)
     assert toy.server is not None
     counts = {i: len(toy.client_contexts[i].rows) for i in chosen}
     for k, v in toy.server.weights.items():
-        mean = sum(n * toy.party(i).params[k].double() for i, n in counts.items()) / sum(counts.values())
+        mean = sum(n * toy.party(i).params[k].double() for i, n in counts.items()) / sum(
+            counts.values()
+        )
         assert torch.allclose(v.double(), mean, rtol=0, atol=1e-6)
 
 
@@ -134,7 +145,9 @@ def answers(toy: Toy, eval_mode: str = "") -> list[Any]:
 
 
 def test_everybody_is_evaluated_with_the_server_s_weights() -> None:
-    """Also who took no part; what it evaluates is what a fresh module with these weights answers."""
+    """Also who took no part; what it evaluates is what a fresh module with these
+    weights answers.
+    """
     toy = Toy(FEDAVG_FT, 5, batch_size=8, clients_per_round=2).run(2)
     assert toy.server is not None
     before, sent = toy.tensors(), toy.fed.ledger.state()
@@ -155,7 +168,9 @@ def test_everybody_is_evaluated_with_the_server_s_weights() -> None:
 
 def test_fedavg_has_no_fine_tuning_and_fedavg_ft_is_fedavg_otherwise() -> None:
     assert FEDAVG.configure().eval_modes == () and FEDAVG_FT.configure().eval_modes == ("tuned",)
-    assert equal(Toy(FEDAVG, batch_size=8).run(2).tensors(), Toy(FEDAVG_FT, batch_size=8).run(2).tensors())
+    assert equal(
+        Toy(FEDAVG, batch_size=8).run(2).tensors(), Toy(FEDAVG_FT, batch_size=8).run(2).tensors()
+    )
 
 
 def test_a_round_without_a_reply_leaves_the_server_as_it_was() -> None:
@@ -185,13 +200,19 @@ def test_a_network_of_another_shape_cannot_poison_the_mean() -> None:
     toy = Toy(FEDAVG, client_contexts=[*client_contexts[:2], odd], batch_size=8).run(1)
     assert toy.server is not None
     assert [f.party for f in toy.fed.failures] == ["client-2"]
-    assert close(toy.server.weights, by_hand(initial(), client_contexts[:2], range(1), 5, 0.01, 0.9))
+    assert close(
+        toy.server.weights, by_hand(initial(), client_contexts[:2], range(1), 5, 0.01, 0.9)
+    )
 
 
 def test_any_module_will_do_where_all_is_shared() -> None:
     plain = nn.Linear(FEATURES, CLASSES)
-    toy = Toy(FEDAVG, batch_size=8, make=lambda i: nn.Sequential(nn.Linear(FEATURES, CLASSES))).run(1)
-    assert not toy.fed.failures and toy.fed.ledger.sent("server") == 4 * 4 * sum(p.numel() for p in plain.parameters())
+    toy = Toy(FEDAVG, batch_size=8, make=lambda i: nn.Sequential(nn.Linear(FEATURES, CLASSES))).run(
+        1
+    )
+    assert not toy.fed.failures and toy.fed.ledger.sent("server") == 4 * 4 * sum(
+        p.numel() for p in plain.parameters()
+    )
 
 
 def liar(how: Aggregator, lie: str) -> Toy:
@@ -200,15 +221,21 @@ def liar(how: Aggregator, lie: str) -> Toy:
     return Toy(FEDAVG, 7, faults=faults, epochs=2, batch_size=8, lr=0.05, means=how).run(3)
 
 
-@pytest.mark.each_time("clip-flip", "median-*", "trimmed-huge", "krum-*", "centered-flip", "multikrum-huge")
+@pytest.mark.each_time(
+    "clip-flip", "median-*", "trimmed-huge", "krum-*", "centered-flip", "multikrum-huge"
+)
 @pytest.mark.parametrize("lie", ["flip", "huge"])
 @pytest.mark.parametrize("rule", ["clip", "median", "trimmed", "krum", "multikrum", "centered"])
 def test_a_robust_rule_keeps_a_liar_from_the_weights(rule: Rule, lie: str) -> None:
-    """The server's weights stay as near to those of an honest run as the honest clients' are to each other."""
+    """The server's weights stay as near to those of an honest run as the honest clients' are to
+    each other.
+    """
     toy, honest = liar(Robust(rule), lie), Toy(FEDAVG, 7, epochs=2, batch_size=8, lr=0.05).run(3)
     assert toy.server is not None and honest.server is not None
     moved = max(float((honest.server.weights[k] - v).abs().max()) for k, v in initial().items())
-    apart = max(float((toy.server.weights[k] - v).abs().max()) for k, v in honest.server.weights.items())
+    apart = max(
+        float((toy.server.weights[k] - v).abs().max()) for k, v in honest.server.weights.items()
+    )
     assert apart < 2 * moved
     plain = liar(MEAN, "huge").server
     assert plain is not None and max(float(v.abs().max()) for v in plain.weights.values()) > 1e4

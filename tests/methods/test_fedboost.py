@@ -1,4 +1,6 @@
-"""FedBoost: the same trees however rows are split, and those of an independent recursion over rows."""
+"""FedBoost: the same trees however rows are split, and those of an independent
+recursion over rows.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,22 @@ def test_the_model_is_the_same_however_rows_are_split(classes: int) -> None:
     assert len(models_of_splits(FEDBOOST, classes, 3, **SMALL)) == 1
 
 
-def slow(bins: np.ndarray, g: list[int], h: list[int], rows: list[int], depth: int, cfg: FedBoostConfig) -> Any:
-    """A tree by recursion over rows, in Python's integers: (column, bins that go left, left, right), or a leaf (G, H).
-    No histogram and no subtraction."""
+def slow(
+    bins: np.ndarray, g: list[int], h: list[int], rows: list[int], depth: int, cfg: FedBoostConfig
+) -> Any:
+    """A tree by recursion over rows, in Python's integers: (column, bins that go left, left,
+    right), or a leaf (G, H). No histogram and no subtraction.
+    """
     penalty = cfg.l2 * 2.0 ** bits_for(len(bins))
     G, H = sum(g[i] for i in rows), sum(h[i] for i in rows)
     score = lambda part: sum(g[i] for i in part) ** 2 / (sum(h[i] for i in part) + penalty)
     best: tuple[float, int, set[int]] = (0.0, -1, set())
     for gap in (set(), {0}) if depth else ():
         for f, words in enumerate(WORDS):
-            inside = {b: [i for i in rows if bins[i, f] == b] for b in sorted({*bins[:, f].tolist()} - {0})}
+            inside = {
+                b: [i for i in rows if bins[i, f] == b]
+                for b in sorted({*bins[:, f].tolist()} - {0})
+            }
             order = list(inside)
             if words:
                 rank = lambda b, inside=inside: (
@@ -46,14 +54,16 @@ def slow(bins: np.ndarray, g: list[int], h: list[int], rows: list[int], depth: i
                 order.sort(key=rank)
             for end in range(1, len(order) + 1):
                 goes = gap | {*order[:end]}
-                left, right = [i for i in rows if bins[i, f] in goes], [i for i in rows if bins[i, f] not in goes]
+                left = [i for i in rows if bins[i, f] in goes]
+                right = [i for i in rows if bins[i, f] not in goes]
                 if min(len(left), len(right)) >= (cfg.min_rows or 0):
                     gain = score(left) + score(right) - G**2 / (H + penalty)
                     best = max(best, (gain, f, goes), key=lambda found: found[0])
     if best[1] < 0:
         return G, H
     f, goes = best[1:]
-    left, right = [i for i in rows if bins[i, f] in goes], [i for i in rows if bins[i, f] not in goes]
+    left = [i for i in rows if bins[i, f] in goes]
+    right = [i for i in rows if bins[i, f] not in goes]
     return f, goes, slow(bins, g, h, left, depth - 1, cfg), slow(bins, g, h, right, depth - 1, cfg)
 
 
@@ -65,7 +75,9 @@ def leaf(tree: Any, bins: np.ndarray) -> tuple[int, int]:
 def test_the_trees_are_those_of_a_recursion_over_rows() -> None:
     x, y = table(120, seed=3)
     cfg = FedBoostConfig(bins=8, depth=3, min_rows=5)
-    toy = federation(FEDBOOST, owners(x, y, [40, 60]), **cfg.model_dump(include={"bins", "depth", "min_rows"})).run(3)
+    toy = federation(
+        FEDBOOST, owners(x, y, [40, 60]), **cfg.model_dump(include={"bins", "depth", "min_rows"})
+    ).run(3)
     trees = steps.trees_of(toy.server.trees)
     bins = steps.layout_of(toy.server.layout).of(x)
     p = (np.bincount(y) + 1) / (len(y) + 2)
@@ -75,7 +87,10 @@ def test_the_trees_are_those_of_a_recursion_over_rows() -> None:
         g, h = gradients(scores, y, bits_for(len(y)))
         tree = slow(bins, g[0].tolist(), h[0].tolist(), list(range(len(y))), cfg.depth, cfg)
         ours = trees.before(t + 2).after(t + 1)
-        values = [round(-cfg.rate * G / (H + penalty) / STEP) for G, H in (leaf(tree, row) for row in bins)]
+        values = [
+            round(-cfg.rate * G / (H + penalty) / STEP)
+            for G, H in (leaf(tree, row) for row in bins)
+        ]
         assert ours.scores(bins, 1)[0].tolist() == values and len(ours.feature) > 5
         scores = scores + np.array(values)
     assert (toy.party(0).scores == torch.from_numpy(scores[:, :40])).all()
@@ -98,13 +113,16 @@ def test_it_predicts_as_well_as_scikit_learn() -> None:
 def test_degenerate_tables() -> None:
     x, y = table(90, seed=5)
     x[:, 0], x[:, 2] = np.nan, 4  # no value at all, one value alone
-    toy = federation(FEDBOOST, owners(x, np.sort(y), [30, 60]), **SMALL).run(2)  # owners with one class
+    # owners with one class
+    toy = federation(FEDBOOST, owners(x, np.sort(y), [30, 60]), **SMALL).run(2)
     trees = steps.trees_of(toy.server.trees)
     assert not {0, 2} & {*trees.feature.tolist()}
     new = x[:3].copy()
     new[:, 3] = 99  # a word that nobody had
     assert torch.isfinite(toy.party(0).infer(torch.from_numpy(new))).all()
-    every = federation(FEDBOOST, owners(np.full((9, 5), np.nan, np.float32), y[:9], [3, 6]), **SMALL).run(2)
+    every = federation(
+        FEDBOOST, owners(np.full((9, 5), np.nan, np.float32), y[:9], [3, 6]), **SMALL
+    ).run(2)
     assert (steps.trees_of(every.server.trees).feature == -1).all()
 
 
@@ -127,7 +145,12 @@ def test_tables_that_are_hard_to_bin_have_one_model_however_they_are_split() -> 
 
 def test_a_round_in_which_an_owner_fails_adds_no_trees_and_the_owner_catches_up() -> None:
     x, y = table(200, seed=6)
-    toy = federation(FEDBOOST, owners(x, y, [50, 100]), faults=Faults(dropout=0.02, late=0.02, crash=0.02), **SMALL)
+    toy = federation(
+        FEDBOOST,
+        owners(x, y, [50, 100]),
+        faults=Faults(dropout=0.02, late=0.02, crash=0.02),
+        **SMALL,
+    )
     grown = []
     for t in range(25):
         before, failures = digest(toy.server.trees), len(toy.fed.failures)
@@ -139,7 +162,9 @@ def test_a_round_in_which_an_owner_fails_adds_no_trees_and_the_owner_catches_up(
     for i in range(3):
         party = toy.party(i)
         known = steps.trees_of(party.trees)
-        assert digest(party.trees) == digest(steps.trees_tree(steps.trees_of(toy.server.trees).before(len(known))))
+        assert digest(party.trees) == digest(
+            steps.trees_tree(steps.trees_of(toy.server.trees).before(len(known)))
+        )
         assert (known.scores(steps.binned(party).bins, 1) == party.scores.numpy()).all()
 
 
@@ -148,7 +173,14 @@ def test_messages_are_sums_of_words_and_have_twelve_bytes_a_cell() -> None:
     toy = federation(FEDBOOST, owners(x, y, [100, 200]), **SMALL).run(1)
     cells = steps.layout_of(toy.server.layout).cells
     up = [entry for entry in toy.fed.ledger if entry.receiver == "server"]
-    assert {entry.kind for entry in up} == {"segments", "words_of", "rows", "begin", "histograms", "learn"}
+    assert {entry.kind for entry in up} == {
+        "segments",
+        "words_of",
+        "rows",
+        "begin",
+        "histograms",
+        "learn",
+    }
     assert not [entry.what for entry in up if "float" in entry.what]
     asked = [entry.bytes / entry.count / 12 / cells for entry in up if entry.kind == "histograms"]
     assert cells <= 4 * 16 + 9 and {round(nodes) for nodes in asked} <= {1, 2, 4}
@@ -168,7 +200,9 @@ def test_personal_variants_are_from_own_rows() -> None:
     more = federation(FEDBOOST, contexts(), own_trees=4, **SMALL).run(3)
     assert model(plain) == model(more)
     logits = [more.party(i).infer(new) for i in range(3)]
-    assert not torch.equal(logits[0], logits[1]) and torch.equal(logits[0], more.party(0).infer(new))
+    assert not torch.equal(logits[0], logits[1]) and torch.equal(
+        logits[0], more.party(0).infer(new)
+    )
     named = federation(FEDBOOST, contexts(), owner_column=True, **SMALL).run(8)
     assert len(named.server.layout["lengths"]) == 6
 
@@ -181,7 +215,9 @@ def test_what_is_remembered_of_test_rows_is_right() -> None:
     for t in range(3):
         toy.run(1, start=t)
         seen = [toy.party(i).infer(new) for i in range(2)]
-        assert torch.equal(seen[0], seen[1]) and torch.equal(seen[0], toy.party(0).infer(new.clone()))
+        assert torch.equal(seen[0], seen[1]) and torch.equal(
+            seen[0], toy.party(0).infer(new.clone())
+        )
 
 
 def test_a_run_that_continues_from_its_saved_state_gives_the_same_bits() -> None:

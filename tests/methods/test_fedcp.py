@@ -35,12 +35,18 @@ class ByHand(nn.Module):
         self.head_g: Any
         self.body, self.head, self.head_g = whole.body, whole.head, copy.deepcopy(whole.head)
         self.policy = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.LayerNorm(2 * WIDTH), nn.ReLU())
-        self.body.load_state_dict({k[len("network.body.") :]: p for k, p in weights.items() if "body" in k})
+        self.body.load_state_dict(
+            {k[len("network.body.") :]: p for k, p in weights.items() if "body" in k}
+        )
         self.head_g.load_state_dict({k.split(".")[1]: p for k, p in weights.items() if "head" in k})
         self.head.load_state_dict(own or self.head_g.state_dict())
         linear, norm = self.policy[0], self.policy[1]
-        linear.load_state_dict({k.split(".")[1]: p for k, p in weights.items() if k.startswith("policy")})
-        norm.load_state_dict({k.split(".")[1]: p for k, p in weights.items() if k.startswith("norm")})
+        linear.load_state_dict(
+            {k.split(".")[1]: p for k, p in weights.items() if k.startswith("policy")}
+        )
+        norm.load_state_dict(
+            {k.split(".")[1]: p for k, p in weights.items() if k.startswith("norm")}
+        )
 
     def context(self) -> Tensor:
         v = self.head.weight.detach().sum(0)
@@ -75,7 +81,11 @@ def mmd(x: Tensor, y: Tensor) -> Tensor:
 def trained(client: ByHand, client_context: ClientContext, t: int, epochs: int, lam: float) -> None:
     """One client's round."""
     rng = stream(client_context.seed, "gumbel", client_context.id, t)
-    batches = [b for n in range(t * epochs, (t + 1) * epochs) for b in client_context.epochs(n, epochs=1, size=10)]
+    batches = [
+        b
+        for n in range(t * epochs, (t + 1) * epochs)
+        for b in client_context.epochs(n, epochs=1, size=10)
+    ]
     before, v = copy.deepcopy(client.body), client.context()
     moving = [p for k, p in client.named_parameters() if not k.startswith("head_g")]
     optimizer = torch.optim.SGD(moving, lr=0.05)
@@ -113,11 +123,16 @@ def test_two_rounds_are_those_written_by_hand(lam: float) -> None:
             own[i] = copy.deepcopy(client.head.state_dict())
         counts = [len(p.rows) for p in t.client_contexts]
         pairs = [list(zip(counts, (s[k] for s in sent), strict=True)) for k in weights]
-        weights = {k: sum(n * p for n, p in each) / sum(counts) for k, each in zip(weights, pairs, strict=True)}
+        weights = {
+            k: sum(n * p for n, p in each) / sum(counts)
+            for k, each in zip(weights, pairs, strict=True)
+        }
         t.run(1, start=number)
         assert close(t.server.weights, weights)
         for i, head in enumerate(own):
-            assert torch.allclose(t.party(i).params["network.head.weight"], head["weight"], atol=1e-6)
+            assert torch.allclose(
+                t.party(i).params["network.head.weight"], head["weight"], atol=1e-6
+            )
     assert not torch.allclose(own[0]["weight"], own[1]["weight"], atol=1e-3)
 
 
@@ -133,8 +148,12 @@ def test_the_global_head_of_a_client_stays_as_it_came() -> None:
     t.run(1)
     for i in range(3):
         for name in ("weight", "bias"):
-            assert torch.equal(t.party(i).params[f"global_head.{name}"], first[f"global_head.{name}"])
-            assert not torch.equal(t.party(i).params[f"network.head.{name}"], first[f"global_head.{name}"])
+            assert torch.equal(
+                t.party(i).params[f"global_head.{name}"], first[f"global_head.{name}"]
+            )
+            assert not torch.equal(
+                t.party(i).params[f"network.head.{name}"], first[f"global_head.{name}"]
+            )
 
 
 def test_the_pure_functions() -> None:
@@ -154,7 +173,8 @@ def test_the_pure_functions() -> None:
         "norm.weight": 0 * w["norm.weight"],
         "norm.bias": 0 * v.repeat(2),
     }
-    both = (F.linear(h / 2, w["network.head.weight"]) + w["network.head.bias"]) * 2  # π = 1/2, and both heads are alike
+    # π = 1/2, and both heads are alike
+    both = (F.linear(h / 2, w["network.head.weight"]) + w["network.head.bias"]) * 2
     assert torch.allclose(fedcp.logits(zero, h, v, 1.0), both)
     same = torch.full((7,), 1 / 7, dtype=torch.float64)
     assert torch.allclose(fedcp.mmd(h, h + 1, same), mmd(h, h + 1))
@@ -175,7 +195,9 @@ def test_gradients_of_the_loss() -> None:
         out = fedcp.logits({**w, **dict(zip(names, values, strict=True))}, h, v, 0.7)
         return F.cross_entropy(out, y) + 2 * fedcp.mmd(h, before, same)
 
-    assert torch.autograd.gradcheck(loss, [x.clone().requires_grad_() for x in (h, *(w[k] for k in names))])
+    assert torch.autograd.gradcheck(
+        loss, [x.clone().requires_grad_() for x in (h, *(w[k] for k in names))]
+    )
 
 
 def test_a_round_costs_extractor_head_and_policy_both_ways() -> None:
@@ -221,10 +243,16 @@ def test_everybody_is_evaluated_with_today_s_parts_and_its_own_head() -> None:
     t = toy().run(1)
     assert t.server is not None
     party, test = t.party(0), t.client_contexts[0].tests["test"]
-    client = ByHand(t.server.weights, {k: party.params[f"network.head.{k}"] for k in ("weight", "bias")})
+    client = ByHand(
+        t.server.weights, {k: party.params[f"network.head.{k}"] for k in ("weight", "bias")}
+    )
     expected = client(client.body(test.every), client.context())
     (found,) = t.engine.call(
-        [0], "predictions", {"on": "test", "eval_mode": "", "broadcast": t.server.broadcast()}, None, None
+        [0],
+        "predictions",
+        {"on": "test", "eval_mode": "", "broadcast": t.server.broadcast()},
+        None,
+        None,
     )
     assert torch.allclose(found["loss"], F.cross_entropy(expected, test.labels), atol=1e-6)
 

@@ -32,7 +32,9 @@ SMALL: dict[str, Any] = {"batch_size": 8, "tau": 3}
 def averaged(models: Any, groups: tuple[int, ...], replies: Mapping[int, Any]) -> tuple[Any, int]:
     """The groups' models after these replies, and how many means were not finite."""
     notes: dict[str, int] = {}
-    server = SimpleNamespace(models=models, context=SimpleNamespace(groups=groups), note=notes.__setitem__)
+    server = SimpleNamespace(
+        models=models, context=SimpleNamespace(groups=groups), note=notes.__setitem__
+    )
     replace_models(server, group_means(Federation(LocalEngine([])), server, replies))
     return server.models, notes["rejected means"]
 
@@ -71,7 +73,8 @@ class ByHand:
             rows = sum(len(self.client_contexts[i].rows) for i in mine)
             sent: Any = {i: floats(self.clients[i]) for i in mine}
             self.models[g] = {
-                k: sum(len(self.client_contexts[i].rows) / rows * sent[i][k] for i in mine) for k in self.models[g]
+                k: sum(len(self.client_contexts[i].rows) / rows * sent[i][k] for i in mine)
+                for k in self.models[g]
             }
         if cfg.server_steps:
             self.fuse(t)
@@ -82,7 +85,10 @@ class ByHand:
         assert public is not None
         batches = public.batches(t, cfg.server_steps, cfg.batch_size)
         with torch.no_grad():
-            targets = [F.softmax(torch.stack([c.eval()(x) for c in self.clients]).mean(0), -1) for x in batches]
+            targets = [
+                F.softmax(torch.stack([c.eval()(x) for c in self.clients]).mean(0), -1)
+                for x in batches
+            ]
         for g in range(len(self.makers)):
             student = self.module(g).train()
             adam = torch.optim.Adam(student.parameters(), lr=cfg.server_lr)
@@ -104,15 +110,19 @@ def close(a: dict[str, Tensor], b: dict[str, Tensor], atol: float = 1e-6) -> boo
     return a.keys() == b.keys() and all(torch.allclose(a[k], b[k], rtol=0, atol=atol) for k in a)
 
 
-# -- the algorithm by hand -------------------------------------------------------------------------------
+# -- the algorithm by hand -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 @pytest.mark.parametrize("server_steps", [0, 4])
 def test_two_rounds_are_those_written_by_hand(server_steps: int, norm: bool, batched: bool) -> None:
-    """Groups of two, two and one client; rows differ, so the means are weighted; Adam lives, the server's does not."""
-    toy = grouped(FEDDF, norm=norm, batched=batched, server_steps=server_steps, server_lr=5e-3, **SMALL)
+    """Groups of two, two and one client; rows differ, so the means are weighted; Adam lives, the
+    server's does not.
+    """
+    toy = grouped(
+        FEDDF, norm=norm, batched=batched, server_steps=server_steps, server_lr=5e-3, **SMALL
+    )
     hand, first = ByHand(toy, GROUPS, norm), models_of(toy)
     for t in range(2):
         toy.run(1, start=t)
@@ -164,7 +174,11 @@ def test_feddf_without_server_steps_is_fedavg_adam_to_the_bit(norm: bool) -> Non
 def test_fedavg_adam_needs_no_public_rows_and_feddf_says_that_it_does() -> None:
     toy = grouped(FEDAVG_ADAM, **SMALL)
     groups = ("architecture groups",)
-    assert FEDAVG_ADAM.needs == groups and FEDDF.needs == ("public rows", "public rows at the server", *groups)
+    assert FEDAVG_ADAM.needs == groups and FEDDF.needs == (
+        "public rows",
+        "public rows at the server",
+        *groups,
+    )
     bare = Toy(
         FEDAVG_ADAM,
         client_contexts=toy.client_contexts,
@@ -176,7 +190,7 @@ def test_fedavg_adam_needs_no_public_rows_and_feddf_says_that_it_does() -> None:
     small("fedavg-adam", public=0)
 
 
-# -- who teaches whom ------------------------------------------------------------------------------------
+# -- who teaches whom ------------------------------------------------------------------------------
 
 
 def test_every_group_comes_nearer_to_the_mean_of_all_clients() -> None:
@@ -199,7 +213,11 @@ def test_every_group_comes_nearer_to_the_mean_of_all_clients() -> None:
         for make, model in zip(group_networks(GROUPS), models_of(toy), strict=True):
             module = make()
             module.load_state_dict(model)
-            found.append(float(F.kl_div(F.log_softmax(module(x), -1), target, reduction="batchmean").detach()))
+            found.append(
+                float(
+                    F.kl_div(F.log_softmax(module(x), -1), target, reduction="batchmean").detach()
+                )
+            )
         return found
 
     before = distances()
@@ -228,13 +246,22 @@ def test_without_participants_nothing_moves() -> None:
     assert equal(toy.run(1).tensors(), before)
 
 
-# -- beginnings ------------------------------------------------------------------------------------------
+# -- beginnings ------------------------------------------------------------------------------------
 
 
 def small(
-    method: str, public: int = 40, pool: Sequence[str] = ("mlp", "linear", "cnn-small"), clients: int = 6
+    method: str,
+    public: int = 40,
+    pool: Sequence[str] = ("mlp", "linear", "cnn-small"),
+    clients: int = 6,
 ) -> RunPlan:
-    data = {"name": "digits", "clients": clients, "public_rows": public, "test_rows": 50, "own_test_rows": 20}
+    data = {
+        "name": "digits",
+        "clients": clients,
+        "public_rows": public,
+        "test_rows": 50,
+        "own_test_rows": 20,
+    }
     values = {"method": method, "rounds": 1, "seed": 3, "data": data, "models": {"pool": [*pool]}}
     return build(check({"run": values}).run)
 
@@ -246,7 +273,10 @@ def test_clients_of_one_architecture_begin_with_the_weights_of_the_first_of_them
     assert 1 < len({*names}) < len(names)
     firsts = [names.index(a) for a in names]
     parties = [make() for make in ours.clients]
-    assert all(close(dict(p.params), dict(parties[f].params), 0.0) for p, f in zip(parties, firsts, strict=True))
+    assert all(
+        close(dict(p.params), dict(parties[f].params), 0.0)
+        for p, f in zip(parties, firsts, strict=True)
+    )
     for f in {*firsts}:
         assert close(dict(parties[f].params), dict(fedal.clients[f]().params), 0.0)
     server: Any = ours.server
@@ -263,14 +293,18 @@ def test_clients_of_one_architecture_begin_with_the_weights_of_the_first_of_them
 def test_other_methods_know_of_no_groups() -> None:
     for method in ("fedal", "fedavg"):
         there = small(method, pool=("mlp",))
-        assert there.server is not None and not there.server.context.groups and not there.server.context.group_networks
+        assert (
+            there.server is not None
+            and not there.server.context.groups
+            and not there.server.context.group_networks
+        )
     begun = [make() for make in small("fedal", pool=("mlp",)).clients]
     assert not close(dict(begun[0].params), dict(begun[1].params), 1e-3)
     assert small("feddf").server.context.public is not None
     assert small("fedavg-adam").server.context.public is None
 
 
-# -- bytes, participation, evaluation --------------------------------------------------------------------
+# -- bytes, participation, evaluation --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
@@ -281,14 +315,18 @@ def test_bytes_are_a_model_each_way_and_a_row_count(method: Any, norm: bool) -> 
     assert toy.fed.ledger.sent("server") == 3 * model
     assert toy.fed.ledger.received("server") == 3 * (model + 5 * 8)
     assert {e.kind for e in toy.fed.ledger} == {"update"}
-    assert not any("num_batches" in e.what or f"float32[8,{CLASSES}]" in e.what for e in toy.fed.ledger)
+    assert not any(
+        "num_batches" in e.what or f"float32[8,{CLASSES}]" in e.what for e in toy.fed.ledger
+    )
 
 
 def test_only_who_takes_part_trains_and_everybody_is_evaluated_with_the_group_s_model() -> None:
     toy = grouped(FEDDF, norm=True, server_steps=3, clients_per_round=2, **SMALL)
     start = toy.tensors()
     end = toy.run(1).tensors()
-    moved = {k[0] for k in start if not k.startswith("server") and not torch.equal(start[k], end[k])}
+    moved = {
+        k[0] for k in start if not k.startswith("server") and not torch.equal(start[k], end[k])
+    }
     assert moved == {str(i) for i in toy.fed.sample(range(5), 2, 0)}
     assert toy.server is not None
     test = toy.client_contexts[0].tests["test"]
@@ -298,11 +336,13 @@ def test_only_who_takes_part_trains_and_everybody_is_evaluated_with_the_group_s_
         module = group_networks(GROUPS, True)[g]().eval()
         module.load_state_dict(models_of(toy)[g], strict=False)
         with torch.no_grad():
-            assert torch.allclose(reply["loss"], F.cross_entropy(module(test.every), test.labels), atol=1e-6)
+            assert torch.allclose(
+                reply["loss"], F.cross_entropy(module(test.every), test.labels), atol=1e-6
+            )
     assert equal(toy.tensors(), end)
 
 
-# -- faults ----------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", ["dropout", "crash", "nan", "inf", "shape", "type", "late"])
@@ -345,7 +385,9 @@ def test_a_model_without_finite_answers_teaches_nobody() -> None:
     assert all(w.abs().max() < 10 for model in models_of(toy) for w in model.values())
 
 
-def spoilt(party: Any, *, t: int, weights: dict[str, Tensor], statistics: dict[str, Tensor]) -> dict[str, Any]:
+def spoilt(
+    party: Any, *, t: int, weights: dict[str, Tensor], statistics: dict[str, Tensor]
+) -> dict[str, Any]:
     """What an update gives that is finite and answers nothing finite."""
     reply: dict[str, Any] = type(party).update(party, t=t, weights=weights, statistics=statistics)
     return {**reply, "weights": {k: torch.full_like(w, 3e38) for k, w in reply["weights"].items()}}
@@ -365,7 +407,11 @@ def test_a_mean_that_is_not_finite_is_not_taken_over() -> None:
     models: Any = {str(g): {"weights": {"w": torch.ones(2)}, "statistics": {}} for g in range(2)}
 
     def reply(value: float) -> dict[str, Any]:
-        return {"weights": {"w": torch.full((2,), value)}, "statistics": {}, "rows": torch.tensor(1)}
+        return {
+            "weights": {"w": torch.full((2,), value)},
+            "statistics": {},
+            "rows": torch.tensor(1),
+        }
 
     largest = torch.finfo(torch.float32).max
     # by rounding, six sixths of the largest number are more than it
@@ -378,7 +424,11 @@ def test_a_mean_that_is_not_finite_is_not_taken_over() -> None:
 @pytest.mark.parametrize("lie", [0, -5])
 def test_who_says_it_has_no_rows_has_no_weight(lie: int) -> None:
     def reply(value: float, rows: int) -> dict[str, Any]:
-        return {"weights": {"w": torch.full((2,), value)}, "statistics": {}, "rows": torch.tensor(rows)}
+        return {
+            "weights": {"w": torch.full((2,), value)},
+            "statistics": {},
+            "rows": torch.tensor(rows),
+        }
 
     models: Any = {str(g): {"weights": {"w": torch.zeros(2)}, "statistics": {}} for g in range(2)}
     replies = {0: reply(1.0, 30), 1: reply(9.0, lie), 2: reply(5.0, 10), 3: reply(7.0, lie)}
@@ -390,13 +440,15 @@ def test_who_says_it_has_no_rows_has_no_weight(lie: int) -> None:
     )
 
 
-# -- engines, state, config ------------------------------------------------------------------------------
+# -- engines, state, config ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [FEDDF, FEDAVG_ADAM], ids=lambda m: m.name)
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(method: Any, norm: bool) -> None:
-    loop, strict = (grouped(method, norm=norm, isolated=isolated, **SMALL).run(2) for isolated in (False, True))
+    loop, strict = (
+        grouped(method, norm=norm, isolated=isolated, **SMALL).run(2) for isolated in (False, True)
+    )
     assert equal(loop.tensors(), strict.tensors())
     assert loop.fed.ledger.state() == strict.fed.ledger.state()
 
@@ -404,7 +456,13 @@ def test_engines_agree_to_the_bit(method: Any, norm: bool) -> None:
 def test_a_group_is_batched() -> None:
     toy = grouped(FEDAVG_ADAM, (0,) * 8, batched=True, **SMALL).run(1)
     assert toy.server is not None
-    toy.engine.call(toy.engine.ids, "predictions", {"on": "test", "broadcast": toy.server.broadcast()}, None, None)
+    toy.engine.call(
+        toy.engine.ids,
+        "predictions",
+        {"on": "test", "broadcast": toy.server.broadcast()},
+        None,
+        None,
+    )
     assert toy.engine.account().remarks == ("8 of 8 parties together, in groups: 1",)
 
 
@@ -420,7 +478,13 @@ def test_a_run_continues_from_its_states() -> None:
 
 def test_the_settings_are_those_of_the_papers() -> None:
     cfg = FEDDF.configure()
-    assert (cfg.tau, cfg.batch_size, cfg.lr, cfg.server_steps, cfg.server_lr) == (10, 32, 1e-3, 50, 1e-3)
+    assert (cfg.tau, cfg.batch_size, cfg.lr, cfg.server_steps, cfg.server_lr) == (
+        10,
+        32,
+        1e-3,
+        50,
+        1e-3,
+    )
     assert cfg.iterations_per_round == 10
     settings = {k: v for k, v in cfg.model_dump().items() if not k.startswith("trust")}
     averaging = FEDAVG_ADAM.configure().model_dump()
@@ -429,17 +493,22 @@ def test_the_settings_are_those_of_the_papers() -> None:
         FEDAVG_ADAM.configure(params={"server_steps": 3})
     with pytest.raises(ConfigError) as error:
         FEDDF.configure(params={"server_step": 3, "server_lr": 0.0})
-    assert "Did you mean 'server_steps'?" in str(error.value) and "params.server_lr" in str(error.value)
+    assert "Did you mean 'server_steps'?" in str(error.value) and "params.server_lr" in str(
+        error.value
+    )
 
 
 def test_both_learn_on_digits_with_two_architectures() -> None:
-    """Above every client alone, which under skew knows its own classes: by 8 to 32 points on three seeds, and FedDF by
-    24 to 33."""
+    """Above every client alone, which under skew knows its own classes: by 8 to 32 points on three
+    seeds, and FedDF by 24 to 33.
+    """
     settings: dict[str, Any] = {
         "data": {"name": "digits", "clients": 6, "options": {"alpha": 0.3}, "test_rows": 300},
         "models": {"pool": ["mlp", "linear"]},
         "iterations": 100,
         "evaluate": {"points": 1},
     }
-    local, average, fused = (fedloom.run(m, **settings).accuracy for m in ("local", "fedavg-adam", "feddf"))
+    local, average, fused = (
+        fedloom.run(m, **settings).accuracy for m in ("local", "fedavg-adam", "feddf")
+    )
     assert average > local + 0.03 and fused > local + 0.15

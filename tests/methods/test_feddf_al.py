@@ -1,4 +1,6 @@
-"""FedDF-AL's page against FedAL's, against FedAvg's, and against a round written by hand in plain PyTorch."""
+"""FedDF-AL's page against FedAL's, against FedAvg's, and against a round written by hand in plain
+PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,16 @@ def probabilities(module: nn.Module, x: Tensor) -> Tensor:
 
 
 class ByHand:
-    """The method with all clients, by autograd through a client's network and the discriminator at once."""
+    """The method with all clients, by autograd through a client's network and the discriminator at
+    once.
+    """
 
     def __init__(self, toy: Toy) -> None:
-        self.cfg, self.client_contexts, self.makers = toy.cfg, toy.client_contexts, group_networks(GROUPS)
+        self.cfg, self.client_contexts, self.makers = (
+            toy.cfg,
+            toy.client_contexts,
+            group_networks(GROUPS),
+        )
         self.clients = [self.makers[g]() for g in GROUPS]
         self.adams = [torch.optim.Adam(c.parameters(), lr=self.cfg.lr) for c in self.clients]
         self.models = [floats(make()) for make in self.makers]
@@ -72,7 +80,8 @@ class ByHand:
             rows = sum(len(self.client_contexts[i].rows) for i in mine)
             sent: Any = {i: floats(self.clients[i]) for i in mine}
             self.models[g] = {
-                k: sum(len(self.client_contexts[i].rows) / rows * sent[i][k] for i in mine) for k in sent[mine[0]]
+                k: sum(len(self.client_contexts[i].rows) / rows * sent[i][k] for i in mine)
+                for k in sent[mine[0]]
             }
 
     def transfer(self, t: int) -> None:
@@ -93,7 +102,7 @@ class ByHand:
                 self.step(n, kl(others, f) + given_away + kl(before[n][i], f))
 
 
-# -- the algorithm by hand, and its reductions -----------------------------------------------------------
+# -- the algorithm by hand, and its reductions -----------------------------------------------------
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
@@ -113,16 +122,22 @@ def test_two_rounds_are_those_written_by_hand(batched: bool) -> None:
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
-def test_where_each_client_has_an_architecture_of_its_own_it_is_fedal_to_the_bit(norm: bool) -> None:
+def test_where_each_client_has_an_architecture_of_its_own_it_is_fedal_to_the_bit(
+    norm: bool,
+) -> None:
     """The mean of one model is that model. What is more is a model each way, and a row count."""
     each = (0, 1, 2, 3)
-    ours, fedal = (grouped(m, each, norm=norm, disc_lr=1e-2, **SMALL).run(3) for m in (FEDDF_AL, FEDAL))
+    ours, fedal = (
+        grouped(m, each, norm=norm, disc_lr=1e-2, **SMALL).run(3) for m in (FEDDF_AL, FEDAL)
+    )
     assert equal(clients_of(ours), clients_of(fedal))
     assert ours.server is not None and fedal.server is not None
     assert equal(dict(ours.server.params), dict(fedal.server.params))
     models = sum(size(i, each, norm) for i in each)
     assert ours.fed.ledger.sent("server") == fedal.fed.ledger.sent("server") + 3 * models
-    assert ours.fed.ledger.received("server") == fedal.fed.ledger.received("server") + 3 * (models + 4 * 8)
+    assert ours.fed.ledger.received("server") == fedal.fed.ledger.received("server") + 3 * (
+        models + 4 * 8
+    )
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
@@ -135,7 +150,7 @@ def test_without_its_terms_it_is_fedavg_with_a_kept_adam_to_the_bit(norm: bool) 
     assert ours.fed.ledger.received("server") == plain.fed.ledger.received("server")
 
 
-# -- bytes, stages, evaluation ---------------------------------------------------------------------------
+# -- bytes, stages, evaluation ---------------------------------------------------------------------
 
 
 def test_bytes_are_those_of_fedal_and_a_model_each_way() -> None:
@@ -144,10 +159,15 @@ def test_bytes_are_those_of_fedal_and_a_model_each_way() -> None:
     assert toy.fed.ledger.sent("server") == 2 * (models + 2 * answers)
     assert toy.fed.ledger.received("server") == 2 * (models + 5 * 8 + answers)
     assert {e.kind for e in toy.fed.ledger} == {"begin", "local_train", "predict", "distil", "give"}
-    assert {e.kind for e in toy.fed.ledger if e.receiver == "server" and e.bytes} == {"predict", "give"}
+    assert {e.kind for e in toy.fed.ledger if e.receiver == "server" and e.bytes} == {
+        "predict",
+        "give",
+    }
 
 
-def test_while_a_round_is_in_progress_each_is_evaluated_as_it_is_and_then_with_the_group_s_model() -> None:
+def test_while_a_round_is_in_progress_each_is_evaluated_as_it_is_and_then_with_the_group_s_model() -> (  # noqa: E501
+    None
+):
     toy = grouped(FEDDF_AL, norm=True, clients_per_round=3, **SMALL)
     assert toy.server is not None
     test, seen = toy.client_contexts[0].tests["test"], {}
@@ -161,7 +181,9 @@ def test_while_a_round_is_in_progress_each_is_evaluated_as_it_is_and_then_with_t
             module = group_networks(GROUPS, True)[g]().eval()
             module.load_state_dict(models_of(toy)[g] if stage == "average" else own, strict=False)
             with torch.no_grad():
-                assert torch.allclose(reply["loss"], F.cross_entropy(module(test.every), test.labels), atol=1e-6)
+                assert torch.allclose(
+                    reply["loss"], F.cross_entropy(module(test.every), test.labels), atol=1e-6
+                )
     assert list(seen) == ["local", "transfer", "average"]
     assert before and not seen["local"] and not seen["transfer"]
     assert seen["average"].keys() == before.keys()
@@ -171,19 +193,28 @@ def test_only_who_takes_part_trains() -> None:
     toy = grouped(FEDDF_AL, clients_per_round=2, **SMALL)
     start = toy.tensors()
     end = toy.run(1).tensors()
-    moved = {k[0] for k in start if not k.startswith("server") and not torch.equal(start[k], end[k])}
+    moved = {
+        k[0] for k in start if not k.startswith("server") and not torch.equal(start[k], end[k])
+    }
     assert moved == {str(i) for i in toy.fed.sample(range(5), 2, 0)}
 
 
-# -- faults, engines, config -----------------------------------------------------------------------------
+# -- faults, engines, config -----------------------------------------------------------------------
 
 
 def test_who_did_not_get_its_group_s_model_sits_the_round_out() -> None:
     toy = grouped(FEDDF_AL, faults=Faults(dropout=0.15), **SMALL).run(8)
     missed = {(f.round, f.party) for f in toy.fed.failures if f.kind == "begin"}
-    later = {(f.round, f.party) for f in toy.fed.failures if f.kind in ("local_train", "predict", "distil", "give")}
+    later = {
+        (f.round, f.party)
+        for f in toy.fed.failures
+        if f.kind in ("local_train", "predict", "distil", "give")
+    }
     assert missed and later and not missed & later
-    trained = {t: sum(e.count for e in toy.fed.ledger if (e.round, e.kind) == (t, "local_train")) for t in range(8)}
+    trained = {
+        t: sum(e.count for e in toy.fed.ledger if (e.round, e.kind) == (t, "local_train"))
+        for t in range(8)
+    }
     assert trained == {t: 2 * (5 - sum(r == t for r, _ in missed)) - lost(toy, t) for t in range(8)}
 
 
@@ -218,7 +249,10 @@ def test_without_participants_nothing_moves() -> None:
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(norm: bool) -> None:
-    loop, strict = (grouped(FEDDF_AL, norm=norm, isolated=isolated, **SMALL).run(2) for isolated in (False, True))
+    loop, strict = (
+        grouped(FEDDF_AL, norm=norm, isolated=isolated, **SMALL).run(2)
+        for isolated in (False, True)
+    )
     assert equal(loop.tensors(), strict.tensors())
     assert loop.fed.ledger.state() == strict.fed.ledger.state()
 

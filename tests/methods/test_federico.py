@@ -28,7 +28,7 @@ def pi(toy: Toy) -> np.ndarray:
     return torch.stack([toy.party(i).mixture["log_pi"].exp() for i in toy.engine.ids]).numpy()
 
 
-# -- the equations -------------------------------------------------------------------------------------
+# -- the equations ---------------------------------------------------------------------------------
 
 
 def test_expectation_by_hand() -> None:
@@ -43,7 +43,8 @@ def test_expectation_by_hand() -> None:
 
 
 def test_expectation_stands_hopeless_models_and_recovers() -> None:
-    log_pi, losses = torch.log(torch.tensor([0.5, 0.5]).double()), torch.tensor([[0.0] * 3, [WORST] * 3]).double()
+    log_pi = torch.log(torch.tensor([0.5, 0.5]).double())
+    losses = torch.tensor([[0.0] * 3, [WORST] * 3]).double()
     for _ in range(10):
         log_pi, log_r = expectation(log_pi, losses)
         assert log_pi.isfinite().all() and log_r.isfinite().all()
@@ -55,10 +56,16 @@ def test_expectation_stands_hopeless_models_and_recovers() -> None:
 
 def test_draws_follow_the_shares_or_chance() -> None:
     shares, rng = {3: math.log(0.6), 5: math.log(0.3), 8: math.log(0.1)}, np.random.default_rng(0)
-    for epsilon, p in ((0.0, (0.6, 0.3, 0.1)), (1.0, (1 / 3,) * 3), (0.5, (7 / 15, 19 / 60, 13 / 60))):
+    for epsilon, p in (
+        (0.0, (0.6, 0.3, 0.1)),
+        (1.0, (1 / 3,) * 3),
+        (0.5, (7 / 15, 19 / 60, 13 / 60)),
+    ):
         first = [draw_neighbours(rng, shares, 1, epsilon)[0] for _ in range(4000)]
         for j, expected in zip(shares, p, strict=True):
-            assert abs(first.count(j) / 4000 - expected) < 4 * math.sqrt(expected * (1 - expected) / 4000)
+            assert abs(first.count(j) / 4000 - expected) < 4 * math.sqrt(
+                expected * (1 - expected) / 4000
+            )
 
 
 def test_draws_are_different_and_at_most_all() -> None:
@@ -70,13 +77,20 @@ def test_draws_are_different_and_at_most_all() -> None:
     assert draw_neighbours(rng, {}, 3, 0.3) == []
 
 
-# -- the mixture, by NumPy -----------------------------------------------------------------------------
+# -- the mixture, by NumPy -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("personal_head", [True, False])
 def test_three_rounds_by_hand(personal_head: bool) -> None:
-    """Losses, their memory, responsibilities, shares, weights of rows, and mixed models, from trained weights."""
-    settings: dict[str, Any] = {"neighbours": 2, "loss_momentum": 0.4, "personal_head": personal_head, **TRAINING}
+    """Losses, their memory, responsibilities, shares, weights of rows, and mixed models, from
+    trained weights.
+    """
+    settings: dict[str, Any] = {
+        "neighbours": 2,
+        "loss_momentum": 0.4,
+        "personal_head": personal_head,
+        **TRAINING,
+    }
     toy, m = Toy(FEDERICO, 5, **settings), 5
     shares = np.full((m, m), 1 / m)
     losses: list[dict[int, np.ndarray]] = [{} for _ in range(m)]
@@ -134,8 +148,11 @@ def test_equal_peers_have_equal_shares() -> None:
 
 def test_a_model_that_has_diverged_gets_nothing() -> None:
     toy = Toy(FEDERICO, 3, neighbours=None, **TRAINING).run(1)
-    party, body = toy.party(0), {k: v for k, v in weights_of(toy)[0].items() if not k.startswith("head.")}
-    broken = [{k: torch.full_like(v, x) for k, v in body.items()} for x in (1e4, math.inf, math.nan)]
+    party = toy.party(0)
+    body = {k: v for k, v in weights_of(toy)[0].items() if not k.startswith("head.")}
+    broken = [
+        {k: torch.full_like(v, x) for k, v in body.items()} for x in (1e4, math.inf, math.nan)
+    ]
     losses = party.losses([body, *broken])
     assert losses.isfinite().all() and (losses[3] == WORST).all()
     assert losses.max() == WORST and losses[0].max() < WORST and (losses[1:3] == WORST).any(1).all()
@@ -144,7 +161,7 @@ def test_a_model_that_has_diverged_gets_nothing() -> None:
     assert math.isclose(pi(toy)[0].sum(), 1)
 
 
-# -- local training ------------------------------------------------------------------------------------
+# -- local training --------------------------------------------------------------------------------
 
 
 def test_rows_are_weighted_in_training() -> None:
@@ -161,7 +178,9 @@ def test_rows_are_weighted_in_training() -> None:
         for number in passes:
             for which in epoch_plan(party.stream("batches", number), n, 1, 8):
                 each = F.cross_entropy(net(x[which]), y[which], reduction="none")
-                found = torch.autograd.grad((each * party.mixture["weights"][which]).mean(), list(part.parameters()))
+                found = torch.autograd.grad(
+                    (each * party.mixture["weights"][which]).mean(), list(part.parameters())
+                )
                 for (k, p), g in zip(part.named_parameters(), found, strict=True):
                     momentum[k] = 0.9 * momentum[k] + g
                     p.data -= 0.1 * momentum[k]
@@ -190,7 +209,7 @@ def test_fine_tuning_is_that_of_any_learner() -> None:
     assert not equal(tuned[0], Toy(ALONE, **TRAINING).party(2).params)
 
 
-# -- whom it speaks to ---------------------------------------------------------------------------------
+# -- whom it speaks to -----------------------------------------------------------------------------
 
 
 def test_only_neighbours_that_are_present_are_asked() -> None:
@@ -209,7 +228,10 @@ def test_so_many_are_asked_as_were_asked_for() -> None:
     assert all(sum(n for (i, _), n in pairs.items() if i == k) == 12 for k in range(6))
     assert all(len({j for i, j in pairs if i == k}) > 2 for k in range(6))
     toy.run(6, start=6, present=[0, 1, 3, 5])  # of those that are there, as many
-    assert all(sum(n for (i, _), n in asked(toy).items() if i == k) == 12 + 12 * (k in {0, 1, 3, 5}) for k in range(6))
+    assert all(
+        sum(n for (i, _), n in asked(toy).items() if i == k) == 12 + 12 * (k in {0, 1, 3, 5})
+        for k in range(6)
+    )
 
 
 def test_the_coordinator_gets_no_number() -> None:
@@ -219,12 +241,18 @@ def test_the_coordinator_gets_no_number() -> None:
     assert asked(toy)
 
 
-# -- whether it works ----------------------------------------------------------------------------------
+# -- whether it works ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_planted_groups_are_found_and_learn(seed: int) -> None:
-    settings: dict[str, Any] = {"neighbours": 3, "personal_head": False, "epochs": 2, "batch_size": 40, "lr": 0.1}
+    settings: dict[str, Any] = {
+        "neighbours": 3,
+        "personal_head": False,
+        "epochs": 2,
+        "batch_size": 40,
+        "lr": 0.1,
+    }
     toy = Toy(FEDERICO, client_contexts=planted(seed), **settings).run(25)
     shares = pi(toy)
     for i in range(8):
@@ -235,13 +263,15 @@ def test_planted_groups_are_found_and_learn(seed: int) -> None:
     assert accuracy(toy) > max(0.6, accuracy(gossip) + 0.1)
 
 
-# -- engines and faults --------------------------------------------------------------------------------
+# -- engines and faults ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("faults", [None, Faults(dropout=0.1, crash=0.1, nan=0.1)])
 def test_isolated_parties_give_the_same_bits(faults: Faults | None) -> None:
     settings: dict[str, Any] = {"neighbours": 2, "faults": faults, **TRAINING}
-    one, two = (Toy(FEDERICO, 5, isolated=isolated, **settings).run(5) for isolated in (False, True))
+    one, two = (
+        Toy(FEDERICO, 5, isolated=isolated, **settings).run(5) for isolated in (False, True)
+    )
     assert equal(one.tensors(), two.tensors())
     assert one.engine.notes() == two.engine.notes()
     assert np.abs(pi(one).sum(1) - 1).max() < 1e-12

@@ -1,4 +1,6 @@
-"""FedExtra: equal trees for every split of rows, sums of leaves, and with `dp` a bound, noise and charges that hold."""
+"""FedExtra: equal trees for every split of rows, sums of leaves, and with `dp` a bound, noise and
+charges that hold.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ def numbers(x: np.ndarray, cuts: list[int], seed: int = 0) -> tuple[Any, np.ndar
 
 def test_the_model_of_a_number_is_the_same_however_rows_are_split_and_learns() -> None:
     x, _ = table(400, seed=2)
-    toys = [federation(FEDEXTRA, numbers(x, cuts)[0], depth=4).run(25) for cuts in ([], [100, 200, 205], [1, 2, 5])]
+    toys = [
+        federation(FEDEXTRA, numbers(x, cuts)[0], depth=4).run(25)
+        for cuts in ([], [100, 200, 205], [1, 2, 5])
+    ]
     assert len({model(toy) for toy in toys}) == 1
     y = numbers(x, [])[1]
     found = toys[0].party(0).infer(torch.from_numpy(x))
@@ -74,10 +79,13 @@ def test_leaves_of_a_number_are_means_of_residuals() -> None:
 
 
 def test_splits_divide_what_is_left_of_a_column() -> None:
-    layout = Bins((np.arange(6), np.arange(4), np.empty(0, np.int64)), np.array([False, True, False]))
+    layout = Bins(
+        (np.arange(6), np.arange(4), np.empty(0, np.int64)), np.array([False, True, False])
+    )
     trees = random_trees.drawn(layout, 20, 9, np.random.default_rng(0))
     assert trees.problem(3, 8) == "" and set(trees.feature.tolist()) == {-1, 0, 1}
-    assert {*np.diff([*trees.root, len(trees.feature)])} == {2 * 7 * 5 - 1}  # each pair of bins has a leaf of its own
+    # each pair of bins has a leaf of its own
+    assert {*np.diff([*trees.root, len(trees.feature)])} == {2 * 7 * 5 - 1}
     pairs = np.array([[a, b, 1] for a in range(1, 8) for b in range(1, 6)], np.uint8)
     assert all(len(set(leaf.tolist())) == 35 for leaf in trees.leaves(pairs))
     assert len({t.tobytes() for t in trees.leaves(pairs) - trees.root[:, None]}) == 20
@@ -93,7 +101,10 @@ def test_leaves_are_newton_steps_of_their_rows() -> None:
         g, h = gradients(scores, y, MOST_BITS)
         leaf = trees.leaves(bins)[0]
         for node in set(leaf.tolist()):
-            G, H = (sum(int(v) for v, at in zip(part[0], leaf, strict=True) if at == node) for part in (g, h))
+            G, H = (
+                sum(int(v) for v, at in zip(part[0], leaf, strict=True) if at == node)
+                for part in (g, h)
+            )
             assert trees.value[node, 0] == round(-0.5 * (G / 1024) / (H / 1024 + 2.0) / STEP)
         scores = scores + trees.value[leaf, 0]
     assert torch.equal(torch.from_numpy(scores[:, :30]), toy.party(0).scores)
@@ -106,14 +117,16 @@ def test_it_learns() -> None:
     assert auc(y[1000:], p) > 0.8
 
 
-# -- privacy ---------------------------------------------------------------------------------------------
+# -- privacy ---------------------------------------------------------------------------------------
 
 
 def exact(toy: Any, i: int, trees: Any) -> torch.Tensor:
     """The sums of an owner without its noise: what it sends at nearly none."""
     party = toy.party(i)
     object.__setattr__(
-        party, "cfg", party.cfg.model_copy(update={"dp": party.cfg.dp.model_copy(update={"sigma": 1e-9})})
+        party,
+        "cfg",
+        party.cfg.model_copy(update={"dp": party.cfg.dp.model_copy(update={"sigma": 1e-9})}),
     )
     found: torch.Tensor = party.sums(t=0, trees=trees)["sums"]
     return found
@@ -143,7 +156,9 @@ def test_a_row_more_moves_the_sums_by_the_sensitivity_at_most(classes: int) -> N
             for seed, size in enumerate((0, 2**21, 2**45)):
                 trees = trees_of(toys[0], seed + 10 * number)
                 rng = np.random.default_rng(seed)
-                scores = torch.from_numpy(rng.integers(-size, size + 1, (toys[0].party(0).scores.shape[0], 41)))
+                scores = torch.from_numpy(
+                    rng.integers(-size, size + 1, (toys[0].party(0).scores.shape[0], 41))
+                )
                 toys[0].party(0).scores, toys[1].party(0).scores = scores, scores[:, :40].clone()
                 one, other = (exact(toy, 0, trees) for toy in toys)
                 moved.append(float((one - other).double().norm()) / sensitivity(len(scores)))
@@ -158,12 +173,19 @@ def test_a_row_with_a_number_moves_the_sums_by_the_sensitivity_at_most() -> None
         for label in (0.0, 1.9, -3e38, np.inf):
             y = np.append(numbers(x, [])[1], np.float32(label)).astype(np.float32)
             toys = [
-                federation(FEDEXTRA, of_numbers(owners(a, np.zeros(len(a), int), []), y[: len(a)]), dp=DP, **SMALL)
+                federation(
+                    FEDEXTRA,
+                    of_numbers(owners(a, np.zeros(len(a), int), []), y[: len(a)]),
+                    dp=DP,
+                    **SMALL,
+                )
                 for a in (more, x)
             ]
             for seed, size in enumerate((0, 2**21, 2**45)):
                 trees = trees_of(toys[0], seed)
-                scores = torch.from_numpy(np.random.default_rng(seed).integers(-size, size + 1, (1, 41)))
+                scores = torch.from_numpy(
+                    np.random.default_rng(seed).integers(-size, size + 1, (1, 41))
+                )
                 toys[0].party(0).scores, toys[1].party(0).scores = scores, scores[:, :40].clone()
                 one, other = (exact(toy, 0, trees) for toy in toys)
                 moved.append(float((one - other).double().norm()) / sensitivity(1, number=True))
@@ -199,14 +221,19 @@ def test_the_sum_has_the_noise_that_is_counted(secure: bool) -> None:
         toy = federation(FEDEXTRA, contexts, dp=DP, depth=8, **how)
         trees, T = trees_of(toy, depth=8), 1
         shape = {"sums": Shape("int64", 2, len(trees["feature"]))}
-        total = toy.fed.total(range(n), "sums", shared={"t": 0, "trees": trees}, expect=shape).value["sums"]
+        total = toy.fed.total(
+            range(n), "sums", shared={"t": 0, "trees": trees}, expect=shape
+        ).value["sums"]
         drawn.append((total - sum(exact(toy, i, trees) for i in range(n))).double().flatten())
     noise = torch.cat(drawn)
     each = 1 / (threshold(n) - 1) if secure else 1.0
     expected = DP["sigma"] * sensitivity(T) * math.sqrt(n * each)
-    assert len(noise) > 2000 and abs(float(noise.std()) / expected - 1) < 5 / math.sqrt(2 * len(noise))
+    assert len(noise) > 2000 and abs(float(noise.std()) / expected - 1) < 5 / math.sqrt(
+        2 * len(noise)
+    )
     assert abs(float(noise.mean())) < 5 * expected / math.sqrt(len(noise))
-    assert (threshold(n) - 1) * each >= 1 if secure else True  # without one owner's share, and those that may be lost
+    # without one owner's share, and those that may be lost
+    assert (threshold(n) - 1) * each >= 1 if secure else True
 
 
 def test_sums_are_charged_before_they_are_made_and_noise_is_fresh() -> None:
@@ -226,7 +253,8 @@ def test_sums_are_charged_before_they_are_made_and_noise_is_fresh() -> None:
     party, trees = toy.party(0), trees_of(toy)
     one, two = (party.sums(t=0, trees=trees)["sums"] for _ in range(2))
     assert charged == [(4.0, 1, 1.0)] * 2 and not torch.equal(one, two)
-    object.__setattr__(party, "context", replace(party.context, data=None))  # a failure looks like any other reply
+    # a failure looks like any other reply
+    object.__setattr__(party, "context", replace(party.context, data=None))
     assert party.sums(t=0, trees=trees)["sums"].shape == one.shape
     with pytest.raises(Spent):
         party.sums(t=0, trees=trees)
@@ -237,7 +265,8 @@ def test_in_a_secure_sum_an_owner_is_charged_for_its_own_share() -> None:
     charged: list[float] = []
     x, y = table(40, seed=9)
     contexts = [
-        replace(c, secret=1, privacy_budget=lambda *of: charged.append(of[0])) for c in owners(x, y, [10, 20, 30])
+        replace(c, secret=1, privacy_budget=lambda *of: charged.append(of[0]))
+        for c in owners(x, y, [10, 20, 30])
     ]
     federation(FEDEXTRA, contexts, dp=DP, means=Secure(), **SMALL).run(1)
     assert charged == [4.0 / math.sqrt(2)] * 4
@@ -252,7 +281,11 @@ def test_a_server_that_lies_gets_no_sums() -> None:
     two = random_trees.drawn(layout, 2, 3, np.random.default_rng(0))
     circle = two.before(1)
     circle = replace(circle, child=np.where(circle.feature >= 0, 0, circle.child).astype(np.int32))
-    for bad, why in ((two, "needs 1 trees, not 2"), (circle, "children must come after"), (two.before(0), "roots")):
+    for bad, why in (
+        (two, "needs 1 trees, not 2"),
+        (circle, "children must come after"),
+        (two.before(0), "roots"),
+    ):
         with pytest.raises(MessageError, match=why):
             party.sums(t=0, trees=steps.trees_tree(bad))
 
@@ -288,7 +321,9 @@ def test_a_run_reports_its_epsilon_and_nothing_without_dp() -> None:
     data = {"name": "breast_cancer", "clients": 4, "partition": "iid", "test_rows": 60}
     grid = {"mean radius": (5, 30), "worst perimeter": (50, 260), "worst concave points": (0, 0.3)}
     params = {"depth": 3, "dp": {"sigma": 10.0, "grid": grid}}
-    result = fedloom.run("fedextra", rounds=15, data=data, params=params, aggregate={"secure": True})
+    result = fedloom.run(
+        "fedextra", rounds=15, data=data, params=params, aggregate={"secure": True}
+    )
     (spent,) = result.summary["privacy"]
     assert spent["message"] == "sums of leaves" and spent["simulated"]
     assert spent["epsilon"]["mean"] == pytest.approx(epsilon([Releases(10.0, 15)], 1e-5), rel=1e-6)

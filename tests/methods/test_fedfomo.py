@@ -1,4 +1,6 @@
-"""FedFomo's page against its paper: weights on hand numbers, one round written out, held-out rows, whom it asks."""
+"""FedFomo's page against its paper: weights on hand numbers, one round written out, held-out rows,
+whom it asks.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,13 @@ def twin(toy: Toy, i: int) -> Any:
     return party
 
 
-# -- weights --------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
 def test_weights_on_hand_numbers() -> None:
-    w = first_order(torch.tensor(2.0), torch.tensor([1.0, 1.5, 3.0, 2.0]), torch.tensor([2.0, 0.25, 1.0, 5.0]))
+    w = first_order(
+        torch.tensor(2.0), torch.tensor([1.0, 1.5, 3.0, 2.0]), torch.tensor([2.0, 0.25, 1.0, 5.0])
+    )
     assert torch.equal(w, torch.tensor([0.5, 2.0, -1.0, 0.0]))
     assert torch.allclose(normalized(w), torch.tensor([0.2, 0.8, 0.0, 0.0], dtype=torch.float64))
 
@@ -43,11 +47,13 @@ def test_who_does_not_help_has_no_weight_even_if_nobody_does() -> None:
 
 def test_a_model_at_no_distance_or_without_a_finite_loss_has_weight_0() -> None:
     nan, inf = float("nan"), float("inf")
-    w = first_order(torch.tensor(1.0), torch.tensor([1.0, nan, inf, 0.5]), torch.tensor([0.0, 1.0, 1.0, 1.0]))
+    w = first_order(
+        torch.tensor(1.0), torch.tensor([1.0, nan, inf, 0.5]), torch.tensor([0.0, 1.0, 1.0, 1.0])
+    )
     assert torch.equal(w, torch.tensor([0.0, 0.0, 0.0, 0.5]))
 
 
-# -- one round, written out -------------------------------------------------------------------------------
+# -- one round, written out ------------------------------------------------------------------------
 
 
 def judged(peer: Any, body: dict[str, Tensor], head: dict[str, Tensor]) -> float:
@@ -61,7 +67,9 @@ def judged(peer: Any, body: dict[str, Tensor], head: dict[str, Tensor]) -> float
 def test_a_round_is_the_formula_written_out(personal_head: bool) -> None:
     n = 4
     toy = Toy(FEDFOMO, n, **SMALL, lr=0.05, neighbours=None, personal_head=personal_head).run(2)
-    start = [{k: v.clone() for k, v in steps.shared_weights(toy.party(i)).items()} for i in range(n)]
+    start = [
+        {k: v.clone() for k, v in steps.shared_weights(toy.party(i)).items()} for i in range(n)
+    ]
     peers = [twin(toy, i) for i in range(n)]
     for peer in peers:
         peer.update(t=2)
@@ -72,10 +80,15 @@ def test_a_round_is_the_formula_written_out(personal_head: bool) -> None:
         head = {k: v.clone() for k, v in peer.params.items() if k not in start[i]}
         base, w = judged(peer, start[i], head), np.zeros(n)
         for j in range(n):
-            gap = np.sqrt(sum(((trained[j][k] - start[i][k]).double().numpy() ** 2).sum() for k in start[i]))
+            gap = np.sqrt(
+                sum(((trained[j][k] - start[i][k]).double().numpy() ** 2).sum() for k in start[i])
+            )
             w[j] = (base - judged(peer, trained[j], head)) / gap
         share = np.maximum(w, 0) / (np.maximum(w, 0).sum() or 1)
-        assert np.abs(np.array(mixing[i]["mixing"]) - (share if share.any() else np.eye(n)[i])).max() < 1e-4
+        assert (
+            np.abs(np.array(mixing[i]["mixing"]) - (share if share.any() else np.eye(n)[i])).max()
+            < 1e-4
+        )
         for k, x in start[i].items():
             expected = x + sum(share[j] * (trained[j][k] - x) for j in range(n))
             assert torch.allclose(toy.party(i).params[k], expected, atol=1e-5), (i, k)
@@ -94,18 +107,25 @@ def test_where_nothing_helps_the_weights_are_those_before_training() -> None:
     assert equal(before, toy.tensors())
 
 
-# -- rows ---------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("count", "share", "held"), [(20, 0.2, 4), (3, 0.2, 1), (2, 0.9, 1), (1, 0.5, 1)])
-def test_a_share_of_the_rows_is_held_out_once_and_for_all(count: int, share: float, held: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "share", "held"), [(20, 0.2, 4), (3, 0.2, 1), (2, 0.9, 1), (1, 0.5, 1)]
+)
+def test_a_share_of_the_rows_is_held_out_once_and_for_all(
+    count: int, share: float, held: int
+) -> None:
     client_contexts = contexts(2, make=common, data=lambda i: rows(count, i))
     peer = Toy(FEDFOMO, client_contexts=client_contexts, validation=share).party(0)
     train, kept = held_out.training_and_held_out(peer)
     assert len(kept) == held
     assert sorted({*train.tolist(), *kept.tolist()}) == list(range(count))
     assert count == 1 or not {*train.tolist()} & {*kept.tolist()}
-    assert all(torch.equal(a, b) for a, b in zip(held_out.training_and_held_out(peer), (train, kept), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(held_out.training_and_held_out(peer), (train, kept), strict=True)
+    )
     Toy(FEDFOMO, client_contexts=client_contexts, validation=share, batch_size=4).run(1)
 
 
@@ -114,15 +134,18 @@ def test_no_training_and_no_tuning_reads_a_held_out_row() -> None:
     held = held_out.training_and_held_out(Toy(FEDFOMO, client_contexts=client_contexts).party(0))[1]
     other = client_contexts[0].rows.labels.clone()
     other[held] = (other[held] + 1) % 4
-    poisoned = [replace(client_contexts[0], data=replace(client_contexts[0].rows, labels=other)), client_contexts[1]]
+    poisoned = [
+        replace(client_contexts[0], data=replace(client_contexts[0].rows, labels=other)),
+        client_contexts[1],
+    ]
     peers = [Toy(FEDFOMO, client_contexts=p, **SMALL).party(0) for p in (client_contexts, poisoned)]
     for peer in peers:
         peer.update(t=0)
         peer.prepare(eval_mode="tuned", broadcast={})
     assert equal(*(dict(p.params) for p in peers))
-    assert held_out.validation_loss(peers[0], steps.shared_weights(peers[0])) != held_out.validation_loss(
-        peers[1], steps.shared_weights(peers[1])
-    )
+    assert held_out.validation_loss(
+        peers[0], steps.shared_weights(peers[0])
+    ) != held_out.validation_loss(peers[1], steps.shared_weights(peers[1]))
 
 
 def test_with_nobody_to_ask_it_is_alone_on_the_training_share() -> None:
@@ -135,10 +158,12 @@ def test_with_nobody_to_ask_it_is_alone_on_the_training_share() -> None:
     for i, context in enumerate(client_contexts):
         kept = held_out.training_and_held_out(toy.party(i))[0]
         fewer.append(replace(context, data=replace(context.rows, index=context.rows.index[kept])))
-    assert equal(toy.tensors(), Toy(ALONE, client_contexts=fewer, lr=0.02, **SMALL).run(3).tensors())
+    assert equal(
+        toy.tensors(), Toy(ALONE, client_contexts=fewer, lr=0.02, **SMALL).run(3).tensors()
+    )
 
 
-# -- whom it asks -------------------------------------------------------------------------------------------
+# -- whom it asks ----------------------------------------------------------------------------------
 
 
 def asked(peer: Any, t: int, here: list[int]) -> set[int]:
@@ -149,7 +174,9 @@ def asked(peer: Any, t: int, here: list[int]) -> set[int]:
 
 def test_it_asks_those_that_have_helped_most_and_are_there() -> None:
     peer = Toy(FEDFOMO, 8, neighbours=3, epsilon=0.0).party(0)
-    peer.helped = {"p": torch.tensor([9.0, 0.5, -1.0, 0.0, 2.0, 0.3, -2.0, 0.1], dtype=torch.float64)}
+    peer.helped = {
+        "p": torch.tensor([9.0, 0.5, -1.0, 0.0, 2.0, 0.3, -2.0, 0.1], dtype=torch.float64)
+    }
     assert asked(peer, 0, list(range(8))) == {4, 1, 5}
     assert asked(peer, 1, [0, 1, 2, 6, 7]) == {1, 7, 2}
     assert asked(peer, 1, [0, 3]) == {3}
@@ -172,7 +199,10 @@ def test_before_anybody_has_helped_chance_decides() -> None:
 
 def test_p_adds_up_the_unclipped_weights_of_those_who_answered() -> None:
     toy = Toy(FEDFOMO, 6, neighbours=2, **SMALL).run(1)
-    given = {i: {j for j in range(6) if (f"peer-{j}", f"peer-{i}") in toy.fed.ledger.pairs} for i in range(6)}
+    given = {
+        i: {j for j in range(6) if (f"peer-{j}", f"peer-{i}") in toy.fed.ledger.pairs}
+        for i in range(6)
+    }
     for i in range(6):
         p = toy.party(i).helped["p"]
         assert set(p.nonzero().flatten().tolist()) == {i, *given[i]} and len(given[i]) == 2

@@ -1,4 +1,6 @@
-"""FedGLM: coefficients and errors of pooled rows, against independent formulas, and the same bits for every split."""
+"""FedGLM: coefficients and errors of pooled rows, against independent formulas, and the same bits
+for every split.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ WORDS = ((), (), ("a", "b", "c"), ())
 def table(n: int, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Rows (n, 4) with a large mean, words, a constant column and few gaps, and labels."""
     rng = np.random.default_rng(seed)
-    x = np.stack([rng.normal(2000, 3, n), rng.exponential(1e-3, n), rng.integers(0, 3, n), np.full(n, 7)], 1)
-    scores = np.stack([np.zeros(n), (x[:, 0] - 2000) / 3 - 0.5, 500 * x[:, 1] + (x[:, 2] == 1) - 1])[:classes]
+    x = np.stack(
+        [rng.normal(2000, 3, n), rng.exponential(1e-3, n), rng.integers(0, 3, n), np.full(n, 7)], 1
+    )
+    scores = np.stack(
+        [np.zeros(n), (x[:, 0] - 2000) / 3 - 0.5, 500 * x[:, 1] + (x[:, 2] == 1) - 1]
+    )[:classes]
     y = (scores + rng.gumbel(size=scores.shape)).argmax(0)
     x[rng.random((n, 4)) < 0.02] = np.nan
     return x.astype(np.float32), y
@@ -37,9 +43,13 @@ def fitted(x: np.ndarray, y: np.ndarray, cuts: list[int], classes: int = 2, **pa
     return federation(FEDGLM, owners(x, y, cuts, WORDS, classes), **params).run(20)
 
 
-def pooled(x: np.ndarray, y: np.ndarray, classes: int, l2: float = 0.0) -> tuple[np.ndarray, np.ndarray, float]:
-    """Coefficients, standard errors and log-likelihood by Newton's method in float64 on the complete rows, written
-    out: a design matrix, no integers, no standardized columns but for the penalty."""
+def pooled(
+    x: np.ndarray, y: np.ndarray, classes: int, l2: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Coefficients, standard errors and log-likelihood by Newton's method in float64 on the
+    complete rows, written
+    out: a design matrix, no integers, no standardized columns but for the penalty.
+    """
     whole = ~np.isnan(x).any(1)
     x, y = decimal(x[whole]), y[whole]
     design = np.c_[np.ones(len(y)), x[:, :2], x[:, 2] == 1, x[:, 2] == 2]
@@ -56,7 +66,10 @@ def pooled(x: np.ndarray, y: np.ndarray, classes: int, l2: float = 0.0) -> tuple
         gradient = (center_free.T @ (hot - own)).T.ravel() - penalty @ beta
         hessian = penalty + np.block(
             [
-                [center_free.T @ (center_free * (own[:, a] * ((a == b) - own[:, b]))[:, None]) for b in range(k)]
+                [
+                    center_free.T @ (center_free * (own[:, a] * ((a == b) - own[:, b]))[:, None])
+                    for b in range(k)
+                ]
                 for a in range(k)
             ]
         )
@@ -65,7 +78,11 @@ def pooled(x: np.ndarray, y: np.ndarray, classes: int, l2: float = 0.0) -> tuple
     back[0, 1:] = -center[1:]
     whole_back = np.kron(np.eye(k), back)
     errors = np.sqrt(np.diag(whole_back @ np.linalg.inv(hessian) @ whole_back.T))
-    return (whole_back @ beta).reshape(k, p), errors.reshape(k, p), float(np.log(prob[np.arange(len(y)), y]).sum())
+    return (
+        (whole_back @ beta).reshape(k, p),
+        errors.reshape(k, p),
+        float(np.log(prob[np.arange(len(y)), y]).sum()),
+    )
 
 
 @pytest.mark.parametrize(("classes", "l2"), [(2, 0.0), (3, 0.0), (2, 5.0)])
@@ -75,7 +92,9 @@ def test_coefficients_and_errors_are_those_of_pooled_rows(classes: int, l2: floa
     beta, errors = estimates(toy.server.design, toy.server.accepted)
     expected, their_errors, likelihood = pooled(x, y, classes, l2)
     assert toy.server.done
-    assert np.abs(beta / expected - 1).max() < 1e-8 and np.abs(errors / their_errors - 1).max() < 1e-8
+    assert (
+        np.abs(beta / expected - 1).max() < 1e-8 and np.abs(errors / their_errors - 1).max() < 1e-8
+    )
     assert abs(toy.server.accepted["value"] - likelihood) < 1e-6
 
 
@@ -87,7 +106,9 @@ def test_the_bits_do_not_depend_on_the_split() -> None:
 
 
 def test_missing_values_can_have_indicators_so_that_no_row_is_left_out() -> None:
-    """Against scikit-learn on the filled design: numbers by the mean of all owners' values, words by no word."""
+    """Against scikit-learn on the filled design: numbers by the mean of all owners' values, words
+    by no word.
+    """
     from sklearn.linear_model import LogisticRegression
 
     x, y = table(400, seed=4)
@@ -105,14 +126,19 @@ def test_missing_values_can_have_indicators_so_that_no_row_is_left_out() -> None
     design = np.nan_to_num(np.c_[spread, *parts])
     expected = LogisticRegression(tol=1e-10, max_iter=1000).fit(design, y).predict_proba(design)
     owner = toys[-1].party(0)
-    np.testing.assert_allclose(torch.softmax(owner.infer(owner.context.rows.every), -1), expected, atol=1e-4)
+    np.testing.assert_allclose(
+        torch.softmax(owner.infer(owner.context.rows.every), -1), expected, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("bits", [0, 20, 48])
 def test_each_part_of_a_sum_is_rounded_also_where_parts_are_large(bits: int) -> None:
-    """Parts below 2^51 steps are rounded by an addition, larger ones by themselves: both as Python rounds."""
+    """Parts below 2^51 steps are rounded by an addition, larger ones by themselves: both as Python
+    rounds.
+    """
     rng = np.random.default_rng(11)
-    z, weight = rng.standard_normal((500, 3)) * 2.0 ** rng.integers(-3, 4, (500, 3)), rng.random(500)
+    z = rng.standard_normal((500, 3)) * 2.0 ** rng.integers(-3, 4, (500, 3))
+    weight = rng.random(500)
     z[:2, 0] = [0.5, -1.5]
 
     def rounded(parts: np.ndarray) -> int:
@@ -126,11 +152,16 @@ def test_each_part_of_a_sum_is_rounded_also_where_parts_are_large(bits: int) -> 
 
 def test_decimals_are_those_of_an_early_end_for_each_number_by_itself() -> None:
     rng = np.random.default_rng(12)
-    x = np.r_[rng.standard_normal(400) * 10.0 ** rng.integers(-30, 30, 400), rng.integers(0, 10**6, 100) / 100]
+    x = np.r_[
+        rng.standard_normal(400) * 10.0 ** rng.integers(-30, 30, 400),
+        rng.integers(0, 10**6, 100) / 100,
+    ]
     x = np.r_[x, 0, np.nan, np.inf, 2.0**-149].astype(np.float32)
     expected = [float(str(v)) for v in x]  # NumPy prints the fewest digits
     np.testing.assert_allclose(decimal(x), expected, rtol=1e-15)
-    np.testing.assert_array_equal(decimal(np.asfortranarray(np.c_[x, x])[::2]), np.c_[decimal(x), decimal(x)][::2])
+    np.testing.assert_array_equal(
+        decimal(np.asfortranarray(np.c_[x, x])[::2]), np.c_[decimal(x), decimal(x)][::2]
+    )
 
 
 def test_the_table_is_that_of_statisticians() -> None:
@@ -138,13 +169,17 @@ def test_the_table_is_that_of_statisticians() -> None:
     toy = fitted(x, y, [200])
     coefficients, fit = toy.server.findings()
     beta, errors = estimates(toy.server.design, toy.server.accepted)
-    assert [row[0] for row in coefficients.rows] == ["intercept", "x0", "x1", "x2=b", "x2=c"]  # x3 is constant
+    # x3 is constant
+    assert [row[0] for row in coefficients.rows] == ["intercept", "x0", "x1", "x2=b", "x2=c"]
     for row, b, s in zip(coefficients.rows, beta[0], errors[0], strict=True):
         z = b / s
         tail = math.erfc(abs(z) / math.sqrt(2))
         assert row[1:] == pytest.approx((b, s, z, tail, b - 1.959963985 * s, b + 1.959963985 * s))
     values = dict(fit.rows)
-    assert values["rows"] + values["rows left out, with missing values"] == 500 and values["converged"] == "yes"
+    assert (
+        values["rows"] + values["rows left out, with missing values"] == 500
+        and values["converged"] == "yes"
+    )
     assert values["AIC"] == pytest.approx(2 * 5 - 2 * toy.server.accepted["value"])
     assert values["log-likelihood of intercepts alone"] < values["log-likelihood"]
 
@@ -158,7 +193,14 @@ def test_owners_may_have_effects_and_predictions_are_those_of_the_table() -> Non
     assert names[-2:] == ["owner 1", "owner 2"] and beta[0, -2:].max() < -1
     new = table(50, seed=6)[0]
     new = new[~np.isnan(new).any(1)]
-    design = np.c_[np.ones(len(new)), new[:, :2], new[:, 2] == 1, new[:, 2] == 2, np.ones(len(new)), np.zeros(len(new))]
+    design = np.c_[
+        np.ones(len(new)),
+        new[:, :2],
+        new[:, 2] == 1,
+        new[:, 2] == 2,
+        np.ones(len(new)),
+        np.zeros(len(new)),
+    ]
     logits = toy.party(1).infer(torch.from_numpy(new)).double()
     assert np.abs((logits[:, 1] - logits[:, 0]).numpy() - design @ beta[0]).max() < 1e-4
     assert torch.isfinite(toy.party(1).infer(torch.full((2, 4), float("nan")))).all()
@@ -167,7 +209,13 @@ def test_owners_may_have_effects_and_predictions_are_those_of_the_table() -> Non
 def test_no_messages_after_the_last_step_and_few_before() -> None:
     x, y = table(300, seed=7)
     toy = fitted(x, y, [100])
-    sent = len([entry for entry in toy.fed.ledger if entry.kind == "derivatives" and entry.receiver == "server"])
+    sent = len(
+        [
+            entry
+            for entry in toy.fed.ledger
+            if entry.kind == "derivatives" and entry.receiver == "server"
+        ]
+    )
     assert 4 <= sent <= 9
 
 
@@ -207,5 +255,7 @@ def test_numbers_that_were_standardized_are_those_that_were_read() -> None:
 
 
 def test_a_hazard_ratio_that_no_float_holds_is_left_out() -> None:
-    found = inference.coefficients("", ["a"], np.array([1e41]), np.array([1e40]), 0.95, ratio="Hazard ratio")
+    found = inference.coefficients(
+        "", ["a"], np.array([1e41]), np.array([1e40]), 0.95, ratio="Hazard ratio"
+    )
     assert found.rows[0][1:3] == (1e41, None)

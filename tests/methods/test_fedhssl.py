@@ -1,4 +1,6 @@
-"""FedHSSL's page: whom each party agrees with, what moves in which step, the mean of tops, what crosses."""
+"""FedHSSL's page: whom each party agrees with, what moves in which step, the mean of tops, what
+crosses.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def others(n: int, seed: int = 0) -> Tensor:
     return torch.randn(n, 16, 8, generator=torch.Generator().manual_seed(seed))
 
 
-# -- losses --------------------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
@@ -51,7 +53,9 @@ def test_the_cross_loss_is_the_mean_over_others_of_minus_the_mean_cosine(data: s
 
 
 def test_the_local_loss_is_the_formula() -> None:
-    party = Vertical("fedhssl", "breast_cancer", local_ratio=0.7, constraint_ratio=0.2, **FEW).parties[1]
+    party = Vertical(
+        "fedhssl", "breast_cancer", local_ratio=0.7, constraint_ratio=0.2, **FEW
+    ).parties[1]
     one, two = party.data.every[64:80], party.data.every[80:96]
     heads, p, z, g = party.net.module, [], [], []
     with torch.no_grad():
@@ -79,11 +83,20 @@ def test_gradients_stop_at_projections_and_at_the_guide() -> None:
 
 
 def test_the_local_gradient_is_right_where_nothing_is_held_constant() -> None:
-    """With the guide alone, in float64, against differences: the guide depends on no weight of the local part."""
-    party = Vertical("fedhssl", "breast_cancer", local_ratio=0.0, constraint_ratio=1.0, **FEW).parties[0]
+    """With the guide alone, in float64, against differences: the guide depends on no weight of the
+    local part.
+    """
+    party = Vertical(
+        "fedhssl", "breast_cancer", local_ratio=0.0, constraint_ratio=1.0, **FEW
+    ).parties[0]
     module: nn.Module = party.net.module.double()
     views = [
-        torch.randn(6, party.data.pool.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(s))
+        torch.randn(
+            6,
+            party.data.pool.shape[1],
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(s),
+        )
         for s in (1, 2)
     ]
     weight = module.local_projector[0].weight  # type: ignore[index]
@@ -100,7 +113,7 @@ def test_the_local_gradient_is_right_where_nothing_is_held_constant() -> None:
     assert torch.allclose(exact, numeric, atol=1e-7)
 
 
-# -- what moves, and what crosses --------------------------------------------------------------------------------
+# -- what moves, and what crosses ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
@@ -108,13 +121,21 @@ def test_each_step_moves_its_own_part(data: str) -> None:
     party = Vertical("fedhssl", data, **FEW).parties[1]
     before, buffers = copied(party.params), copied(party.buffers)
     sent = party.project(number=0, step=0)
-    assert sent.shape == (16, 8) and not moved(before, party.params) and not moved(buffers, party.buffers)
+    assert (
+        sent.shape == (16, 8)
+        and not moved(before, party.params)
+        and not moved(buffers, party.buffers)
+    )
     party.agree(t=0, number=0, step=0, others=others(1))
-    assert {k for k in before if k.startswith(CROSS) and k.endswith("weight")} <= moved(before, party.params)
+    assert {k for k in before if k.startswith(CROSS) and k.endswith("weight")} <= moved(
+        before, party.params
+    )
     assert all(k.startswith(CROSS) for k in moved(before, party.params))
     before = copied(party.params)
     party.improve(t=0)
-    assert {k for k in before if k.startswith(LOCAL) and k.endswith("weight")} <= moved(before, party.params)
+    assert {k for k in before if k.startswith(LOCAL) and k.endswith("weight")} <= moved(
+        before, party.params
+    )
     assert all(k.startswith(LOCAL) for k in moved(before, party.params))
 
 
@@ -136,7 +157,8 @@ def test_the_first_party_learns_of_all_others_and_they_of_the_first() -> None:
 
 
 def test_tops_become_the_mean_and_the_rest_stays() -> None:
-    alone, together = Vertical("fedhssl", aggregate=False, **FEW).run(1), Vertical("fedhssl", **FEW).run(1)
+    alone = Vertical("fedhssl", aggregate=False, **FEW).run(1)
+    together = Vertical("fedhssl", **FEW).run(1)
     for name, value in alone.parties[0].params.items():
         if name.startswith(TOP):
             mean = torch.stack([p.params[name] for p in alone.parties]).mean(0)
@@ -146,13 +168,17 @@ def test_tops_become_the_mean_and_the_rest_stays() -> None:
             for p, q in zip(alone.parties, together.parties, strict=True):
                 assert torch.equal(p.params[name], q.params[name])
     assert same(alone.tensors("buffers", "opt"), together.tensors("buffers", "opt"))
-    assert any(k.startswith("local.body.body") for k in alone.parties[0].params)  # there is a bottom
+    # there is a bottom
+    assert any(k.startswith("local.body.body") for k in alone.parties[0].params)
 
 
 def test_means_are_weighted_by_rows_among_tops_of_one_shape() -> None:
     widths, values, rows = (3, 3, 4), (1.0, 5.0, 7.0), {0: 30, 1: 10, 2: 5}
     tops = {
-        m: {f"{HEAD}weight": torch.full((2, width), v), "local_projector.0.weight": torch.tensor([v])}
+        m: {
+            f"{HEAD}weight": torch.full((2, width), v),
+            "local_projector.0.weight": torch.tensor([v]),
+        }
         for m, (width, v) in enumerate(zip(widths, values, strict=True))
     }
     replies = {m: {"top": top, "rows": torch.tensor(rows[m])} for m, top in tops.items()}
@@ -168,7 +194,9 @@ def test_rows_that_count_are_those_of_the_local_loss() -> None:
 
 
 def test_labels_reach_no_party_before_fine_tuning_and_the_classifier_waits() -> None:
-    toys = [Vertical("fedhssl", pretrain_rounds=2, relabel=relabel, **FEW) for relabel in (False, True)]
+    toys = [
+        Vertical("fedhssl", pretrain_rounds=2, relabel=relabel, **FEW) for relabel in (False, True)
+    ]
     top = copied(toys[0].active.params)
     a, b = (toy.run(2).tensors() for toy in toys)
     assert same(a, b) and same(top, toys[0].active.params)
@@ -191,7 +219,7 @@ def test_bytes_are_the_formula_and_no_gradient_crosses_in_pretraining(features: 
     assert toy.bytes("embed") == toy.bytes("update") == 2 * batches * outside * batch * sent * 4
 
 
-# -- fine-tuning -------------------------------------------------------------------------------------------------
+# -- fine-tuning -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("features", ["mean", "concatenated"])
@@ -212,11 +240,16 @@ def test_fine_tuning_is_a_step_of_the_joint_network(features: str) -> None:
         parts.append(party.pooled(features_of))
     logits = joint.active.net.module(torch.stack(parts, 1))
     nn.functional.cross_entropy(logits, labels(joint.active, rows)).backward()
-    for party, after in zip([*joint.parties, joint.active], [*toy.parties, toy.active], strict=True):
+    for party, after in zip(
+        [*joint.parties, joint.active], [*toy.parties, toy.active], strict=True
+    ):
         for name, w in party.net.module.named_parameters():
             step = 0 if w.grad is None else toy.cfg.lr * w.grad
             assert torch.allclose(after.params[name], w.detach() - step, atol=1e-6), name
-    assert moved(joint.parties[1].params, toy.parties[1].params) >= {"cross.body.head.weight", "local.body.head.weight"}
+    assert moved(joint.parties[1].params, toy.parties[1].params) >= {
+        "cross.body.head.weight",
+        "local.body.head.weight",
+    }
 
 
 def test_the_encoders_of_a_party_begin_differently_and_the_cross_one_is_split_s() -> None:
@@ -227,8 +260,12 @@ def test_the_encoders_of_a_party_begin_differently_and_the_cross_one_is_split_s(
 
 
 def test_the_rate_falls_along_a_cosine() -> None:
-    cfg = FedHSSLConfig(pretrain_rounds=4, batch_size=128, pretrain_lr=0.1, local_ratio=0.5, constraint_ratio=0.5)
-    assert [cfg.rate(t) for t in range(4)] == pytest.approx([0.025, 0.02133883, 0.0125, 0.00366117], rel=1e-5)
+    cfg = FedHSSLConfig(
+        pretrain_rounds=4, batch_size=128, pretrain_lr=0.1, local_ratio=0.5, constraint_ratio=0.5
+    )
+    assert [cfg.rate(t) for t in range(4)] == pytest.approx(
+        [0.025, 0.02133883, 0.0125, 0.00366117], rel=1e-5
+    )
     toy = Vertical("fedhssl", pretrain_rounds=2, **FEW).run(2)
     assert all(float(p.opt["rate"]) == toy.cfg.rate(1) for p in toy.parties)
     toy.run(1, first=2)
@@ -237,7 +274,10 @@ def test_the_rate_falls_along_a_cosine() -> None:
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
     for params, text in (
-        ({"local_ratio": 0, "constraint_ratio": 0}, "params.local_ratio or params.constraint_ratio"),
+        (
+            {"local_ratio": 0, "constraint_ratio": 0},
+            "params.local_ratio or params.constraint_ratio",
+        ),
         ({"features": "concatenated", "top_model": "sum"}, "params.features"),
     ):
         with pytest.raises(ConfigError, match=text):
@@ -246,7 +286,9 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 
 def test_a_network_without_a_last_layer_is_refused_only_where_it_is_averaged() -> None:
     toy = Vertical("fedhssl", **FEW)
-    context = replace(toy.parties[0].context, network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 8)))
+    context = replace(
+        toy.parties[0].context, network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 8))
+    )
     kind = toy.run_plan.method.client
     with pytest.raises(MethodError, match="layer `head`"):
         kind(toy.cfg, context)
@@ -254,15 +296,22 @@ def test_a_network_without_a_last_layer_is_refused_only_where_it_is_averaged() -
     party.improve(t=0)
 
 
-# -- runs ----------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 def test_principal_components_are_sent_and_not_learned() -> None:
     toy = Vertical("fedhssl", "breast_cancer", pca_dim=3).run(2)
     fixed = [p.contribution(on="test")[:, :3] for p in toy.parties]
-    assert toy.active.decide({m: p.contribution(on="test") for m, p in enumerate(toy.parties)}).isfinite().all()
+    assert (
+        toy.active.decide({m: p.contribution(on="test") for m, p in enumerate(toy.parties)})
+        .isfinite()
+        .all()
+    )
     toy.run(1, first=2)
-    assert all(torch.equal(p.contribution(on="test")[:, :3], x) for p, x in zip(toy.parties, fixed, strict=True))
+    assert all(
+        torch.equal(p.contribution(on="test")[:, :3], x)
+        for p, x in zip(toy.parties, fixed, strict=True)
+    )
 
 
 @pytest.mark.slow
@@ -273,7 +322,8 @@ def test_it_learns() -> None:
 
 
 def test_parties_come_to_agree() -> None:
-    toy, losses = Vertical("fedhssl", pretrain_rounds=3, epochs=5, pretrain_lr=0.5, projection_dim=16), []
+    toy = Vertical("fedhssl", pretrain_rounds=3, epochs=5, pretrain_lr=0.5, projection_dim=16)
+    losses = []
     for t in range(3):
         losses.append([n["cross loss"] for n in toy.run(1, first=t).engine.notes().values()])
     assert (np.array(losses[2]) < np.array(losses[0])).all()
@@ -285,13 +335,16 @@ def test_a_missing_reply_breaks_no_round() -> None:
     assert {f.kind for f in toy.fed.failures} >= {"project", "agree", "improve", "top", "embed"}
     assert all(torch.isfinite(v).all() for v in toy.tensors().values())
     toy = Vertical("fedhssl", **FEW).run(1, present=[2, 3])
-    assert not toy.bytes("agree") and toy.bytes("share")  # without the first nobody has anything to agree with
+    # without the first nobody has anything to agree with
+    assert not toy.bytes("agree") and toy.bytes("share")
     toy.run(1, present=[0, 3])
     assert toy.bytes("agree")
 
 
 @pytest.mark.each_time("digits-*isolated*", "breast_cancer-*workers*", "digits-*batched*")
-@pytest.mark.parametrize("engine", [{"name": "isolated"}, {"workers": 2}, {"name": "batched"}], ids=str)
+@pytest.mark.parametrize(
+    "engine", [{"name": "isolated"}, {"workers": 2}, {"name": "batched"}], ids=str
+)
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
 def test_engines_agree(data: str, engine: dict[str, Any]) -> None:
     agree("fedhssl", data, engine)

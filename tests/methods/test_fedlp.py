@@ -51,20 +51,25 @@ def test_two_rounds_are_fedavg_s_from_there() -> None:
 def test_with_a_personal_head_only_the_pretrained_body_is_handed_out() -> None:
     t = toy(personal_head=True, epochs=1)
     assert t.server is not None
-    assert close(t.server.weights, {k: v for k, v in weights().items() if k.startswith("body.")}, 0.0)
+    assert close(
+        t.server.weights, {k: v for k, v in weights().items() if k.startswith("body.")}, 0.0
+    )
     assert t.run(1).fed.ledger.sent("server") == 4 * BODY
 
 
 def test_from_the_clients_own_network_it_is_fedavg() -> None:
     server_side = {"pretrained": common}
     assert equal(
-        Toy(FEDLP, server_side=server_side, batch_size=8).run(2).tensors(), Toy(FEDAVG, batch_size=8).run(2).tensors()
+        Toy(FEDLP, server_side=server_side, batch_size=8).run(2).tensors(),
+        Toy(FEDAVG, batch_size=8).run(2).tensors(),
     )
 
 
 @pytest.mark.parametrize("other", [lambda: pretrained(width=9), lambda: pretrained(norm=True)])
 def test_another_architecture_is_refused(other: Any) -> None:
-    with pytest.raises(ModelError, match=r"'body.*' differs: set pretrained\.model to the network in models\.pool"):
+    with pytest.raises(
+        ModelError, match=r"'body.*' differs: set pretrained\.model to the network in models\.pool"
+    ):
         Toy(FEDLP, server_side={"pretrained": other})
 
 

@@ -1,4 +1,6 @@
-"""FedMosaic's page against its equations, written by hand: the loss and its weight, expertise, votes, and faults."""
+"""FedMosaic's page against its equations, written by hand: the loss and its weight, expertise,
+votes, and faults.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def client(**params: Any) -> FedMosaicClient:
 
 @pytest.mark.parametrize("labels", [[0, 1, 2, 3, 0], [-1, 2, -1, 2, 1]])
 def test_the_gradient_is_that_of_the_loss_with_alpha_held(labels: list[int]) -> None:
-    f, y, public = rand(11, CLASSES).requires_grad_(), torch.arange(6) % CLASSES, torch.tensor(labels)
+    f = rand(11, CLASSES).requires_grad_()
+    y = torch.arange(6) % CLASSES
+    public = torch.tensor(labels)
     known = public >= 0
     private, pseudo = F.cross_entropy(f[:6], y), F.cross_entropy(f[6:][known], public[known])
     alpha = math.exp(-(pseudo.item() - private.item()) / private.item())
@@ -57,7 +61,8 @@ def test_alpha_is_at_most_e_and_falls_to_0_where_public_labels_contradict() -> N
     sure = 40 * torch.eye(CLASSES, dtype=torch.float64)
     y = torch.arange(CLASSES)
     flat = torch.zeros(CLASSES, CLASSES, dtype=torch.float64)
-    pulled = client().loss_gradient(torch.cat([flat, sure]), y, y)  # ℓ_pseudo = 0: α = e, and nothing is left to learn
+    # ℓ_pseudo = 0: α = e, and nothing is left to learn
+    pulled = client().loss_gradient(torch.cat([flat, sure]), y, y)
     assert pulled[CLASSES:].abs().max() < 1e-12
     wrong = client().loss_gradient(torch.cat([sure, sure]), y, y.roll(1))  # ℓ_priv near 0: α = 0
     assert wrong.isfinite().all() and wrong[CLASSES:].abs().max() == 0
@@ -67,7 +72,9 @@ def test_expertise_is_that_of_a_sure_and_of_a_clueless_client() -> None:
     logits = torch.tensor([[50.0, 0, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0]])
     found = client().expertise(logits, logits.argmax(-1))
     p = logits[2].softmax(-1)
-    assert found.tolist() == pytest.approx([math.log(4), 0.0, math.log(4) + float((p * p.log()).sum())], abs=1e-6)
+    assert found.tolist() == pytest.approx(
+        [math.log(4), 0.0, math.log(4) + float((p * p.log()).sum())], abs=1e-6
+    )
     one = client(expertise="frequency")
     y = one.data.y(torch.arange(len(one.data)))
     shares = torch.bincount(y, minlength=CLASSES) / len(y)
@@ -77,9 +84,18 @@ def test_expertise_is_that_of_a_sure_and_of_a_clueless_client() -> None:
 def test_the_server_takes_the_vote_with_the_most_expertise() -> None:
     server = FedMosaicServer(FedMosaicConfig(), ClientContext(id=0, classes=CLASSES))
     votes = {
-        3: {"classes": torch.tensor([0, 1, 2], dtype=torch.int16), "expertise": torch.tensor([0.5, 0.3, 0.0])},
-        5: {"classes": torch.tensor([1, 2, 2], dtype=torch.int16), "expertise": torch.tensor([0.4, 99.0, 0.0])},
-        8: {"classes": torch.tensor([1, 1, 0], dtype=torch.int16), "expertise": torch.tensor([0.2, 1.2, 0.0])},
+        3: {
+            "classes": torch.tensor([0, 1, 2], dtype=torch.int16),
+            "expertise": torch.tensor([0.5, 0.3, 0.0]),
+        },
+        5: {
+            "classes": torch.tensor([1, 2, 2], dtype=torch.int16),
+            "expertise": torch.tensor([0.4, 99.0, 0.0]),
+        },
+        8: {
+            "classes": torch.tensor([1, 1, 0], dtype=torch.int16),
+            "expertise": torch.tensor([0.2, 1.2, 0.0]),
+        },
     }
     read = [server.read(n, vote) for n, vote in votes.items()]
     labels = server.label(Combined(sum(read) / 3, 3, tuple(votes), votes))
@@ -96,7 +112,10 @@ def test_a_class_that_is_none_is_refused(wrong: int) -> None:
 def test_the_first_round_is_training_alone_and_then_labels_count() -> None:
     first, alone = toy(tau=5).run(1), toy(method=LOCAL, tau=5).run(1)
     for n in range(4):
-        assert all(torch.allclose(x, alone.party(n).params[k], atol=1e-6) for k, x in first.party(n).params.items())
+        assert all(
+            torch.allclose(x, alone.party(n).params[k], atol=1e-6)
+            for k, x in first.party(n).params.items()
+        )
         assert (first.party(n).labels >= 0).all()
     later, alone = toy(tau=5).run(2), toy(method=LOCAL, tau=5).run(2)
     assert not any(equal(later.party(n).params, alone.party(n).params) for n in range(4))

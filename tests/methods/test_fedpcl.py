@@ -80,7 +80,9 @@ def features(x: Tensor) -> Tensor:
 
 
 def project(weights: dict[str, Tensor], e: Tensor) -> Tensor:
-    return F.normalize(F.relu(F.linear(e, weights["projector.weight"], weights["projector.bias"])), dim=-1)
+    return F.normalize(
+        F.relu(F.linear(e, weights["projector.weight"], weights["projector.bias"])), dim=-1
+    )
 
 
 def means(z: Tensor, y: Tensor) -> Prototypes:
@@ -98,7 +100,9 @@ def test_the_loss_is_the_one_written_by_hand() -> None:
     for i in range(9):
         expected = torch.stack([term(z[i], int(y[i]), one, 0.07) for one in whole.values()]).mean()
         assert torch.allclose(found[i], expected)
-    assert torch.autograd.gradcheck(lambda z: fedpcl.contrast(z, y, sets, known, 0.07), z.requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda z: fedpcl.contrast(z, y, sets, known, 0.07), z.requires_grad_()
+    )
 
 
 def test_rows_with_nothing_to_be_told_from_give_nothing() -> None:
@@ -112,9 +116,14 @@ def test_rows_with_nothing_to_be_told_from_give_nothing() -> None:
 
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
 def test_three_rounds_are_those_written_by_hand(batched: bool) -> None:
-    """The first learns nothing, as there are no prototypes. Clients lack classes, and nobody has the last one."""
+    """The first learns nothing, as there are no prototypes. Clients lack classes, and nobody has
+    the last one.
+    """
     t = toy(epochs=2, batched=batched)
-    weights = [{k: p.detach().clone().requires_grad_() for k, p in t.party(i).params.items()} for i in range(3)]
+    weights = [
+        {k: p.detach().clone().requires_grad_() for k, p in t.party(i).params.items()}
+        for i in range(3)
+    ]
     own = [features(p.rows.every) for p in t.client_contexts]
     labels = [p.rows.y(torch.arange(len(p.rows))) for p in t.client_contexts]
     sets: dict[int, Prototypes] = {}
@@ -135,7 +144,9 @@ def test_three_rounds_are_those_written_by_hand(batched: bool) -> None:
             assert all(torch.allclose(t.party(i).params[k], p, atol=1e-6) for k, p in w.items())
             for k in range(CLASSES):
                 assert bool(t.server.known[i, k]) == (k in sets[i])
-                assert k not in sets[i] or torch.allclose(t.server.prototypes[i, k], sets[i][k], atol=1e-6)
+                assert k not in sets[i] or torch.allclose(
+                    t.server.prototypes[i, k], sets[i][k], atol=1e-6
+                )
     lesson = t.server.all_prototypes()
     assert lesson["known"].tolist() == [True, True, True, False]
     assert torch.allclose(lesson["mean"][2], sets[1][2], atol=1e-6)
@@ -164,14 +175,24 @@ def test_who_did_not_get_the_encoder_is_sent_it_again() -> None:
 
 
 def test_the_encoder_is_frozen() -> None:
-    """Its statistics do not move, and a client's features are those of the pretrained model in evaluation mode."""
+    """Its statistics do not move, and a client's features are those of the pretrained model in
+    evaluation mode.
+    """
     t = toy().run(3)
     for i, client_context in enumerate(t.client_contexts):
         party = t.party(i)
         assert torch.allclose(party.features, features(client_context.rows.every), atol=1e-6)
-        known = {k.removeprefix("encoder."): v for k, v in party.buffers.items() if k.startswith("encoder.")}
+        known = {
+            k.removeprefix("encoder."): v
+            for k, v in party.buffers.items()
+            if k.startswith("encoder.")
+        }
         assert known.keys() == pretrained().state_dict().keys()
-        assert all(torch.equal(v, known[k]) for k, v in pretrained().state_dict().items() if not k.startswith("head."))
+        assert all(
+            torch.equal(v, known[k])
+            for k, v in pretrained().state_dict().items()
+            if not k.startswith("head.")
+        )
     assert set(t.party(0).state()["params"]) == {"projector.weight", "projector.bias"}
 
 
@@ -180,7 +201,9 @@ def test_who_fails_counts_with_what_it_sent_last() -> None:
     assert t.server is not None
     before = t.server.prototypes.clone()
     t.run(1, start=2, present=[0])
-    assert torch.equal(t.server.prototypes[1:], before[1:]) and not torch.equal(t.server.prototypes[0], before[0])
+    assert torch.equal(t.server.prototypes[1:], before[1:]) and not torch.equal(
+        t.server.prototypes[0], before[0]
+    )
     poor = toy(6, faults=Faults(nan=0.3, shape=0.2)).run(4)
     assert poor.server is not None and poor.fed.failures
     assert torch.isfinite(poor.server.prototypes).all()
@@ -193,13 +216,21 @@ def test_prototypes_of_the_own_support_half_answer(i: int) -> None:
     before, client_context, lesson = t.tensors(), t.client_contexts[i], t.server.all_prototypes()
     x, y, _ = client_context.support
     e, test = features(x), client_context.tests["test"]
-    sets = {m: {k: c for k, c in enumerate(one) if lesson["known"][k]} for m, one in enumerate(lesson["each"])}
+    sets = {
+        m: {k: c for k, c in enumerate(one) if lesson["known"][k]}
+        for m, one in enumerate(lesson["each"])
+    }
     first = dict(t.engine.states()[i]["params"])
     for eval_mode, steps in {"0 steps": 0, "1 step": 1, "5 steps": 5}.items():
         w = {k: p.detach().clone().requires_grad_() for k, p in first.items()}
         for _ in range(steps):
-            gradients = torch.autograd.grad(loss_by_hand(project(w, e), y, sets, 0.07), list(w.values()))
-            w = {k: (p - 0.1 * g).detach().requires_grad_() for (k, p), g in zip(w.items(), gradients, strict=True)}
+            gradients = torch.autograd.grad(
+                loss_by_hand(project(w, e), y, sets, 0.07), list(w.values())
+            )
+            w = {
+                k: (p - 0.1 * g).detach().requires_grad_()
+                for (k, p), g in zip(w.items(), gradients, strict=True)
+            }
         own = means(project(w, e), y)
         names = torch.tensor(list(own))
         cosines = F.cosine_similarity(

@@ -26,7 +26,9 @@ def own(n: int) -> Classifier:
     with torch.random.fork_rng():
         torch.manual_seed(40 + n)
         hidden = 5 + n % 2
-        body = nn.Sequential(nn.Linear(FEATURES, hidden), nn.Tanh(), nn.Linear(hidden, WIDTH), nn.ReLU())
+        body = nn.Sequential(
+            nn.Linear(FEATURES, hidden), nn.Tanh(), nn.Linear(hidden, WIDTH), nn.ReLU()
+        )
         return Classifier(body, WIDTH, CLASSES)
 
 
@@ -40,7 +42,11 @@ def few(i: int) -> Rows:
 
 def toy(n: int = 3, **settings: Any) -> Toy:
     make = settings.pop("make", own)
-    return Toy(FEDPROTO, client_contexts=contexts(n, make=make, data=few), **{"batch_size": 4, "lr": 0.05, **settings})
+    return Toy(
+        FEDPROTO,
+        client_contexts=contexts(n, make=make, data=few),
+        **{"batch_size": 4, "lr": 0.05, **settings},
+    )
 
 
 def by_hand(
@@ -63,9 +69,12 @@ def by_hand(
                             target[row] = known[k]
                     (F.cross_entropy(network(x), y) + lam * F.mse_loss(f, target)).backward()
                     optimizer.step()
-            x, y = client_context.rows.every, client_context.rows.y(torch.arange(len(client_context.rows)))
+            x = client_context.rows.every
+            y = client_context.rows.y(torch.arange(len(client_context.rows)))
             for k in y.unique().tolist():
-                sent.setdefault(k, []).append((int((y == k).sum()), network.features(x[y == k]).detach().mean(0)))
+                sent.setdefault(k, []).append(
+                    (int((y == k).sum()), network.features(x[y == k]).detach().mean(0))
+                )
         for k, each in sent.items():
             known[k] = torch.stack([n * c for n, c in each]).sum(0) / sum(n for n, _ in each)
     return networks, known
@@ -89,8 +98,12 @@ def test_two_rounds_are_those_written_by_hand(batched: bool, lam: float) -> None
 
 def test_the_global_prototypes_matter_and_at_ld_0_training_is_local() -> None:
     local, near = toy(lam=0.0).run(2), toy(lam=1.5).run(2)
-    assert not torch.allclose(local.party(0).params["network.head.weight"], near.party(0).params["network.head.weight"])
-    alone = Toy(FEDPROTO, client_contexts=[local.client_contexts[0]], batch_size=4, lr=0.05, lam=0.0).run(2)
+    assert not torch.allclose(
+        local.party(0).params["network.head.weight"], near.party(0).params["network.head.weight"]
+    )
+    alone = Toy(
+        FEDPROTO, client_contexts=[local.client_contexts[0]], batch_size=4, lr=0.05, lam=0.0
+    ).run(2)
     assert all(torch.equal(p, local.party(0).params[k]) for k, p in alone.party(0).params.items())
 
 
@@ -104,7 +117,9 @@ def test_what_crosses_is_prototypes_and_counts() -> None:
 def test_networks_of_one_architecture_begin_as_they_were_given() -> None:
     t = toy(make=common).run(1)
     assert not t.fed.failures
-    assert not torch.allclose(t.party(0).params["network.head.weight"], t.party(1).params["network.head.weight"])
+    assert not torch.allclose(
+        t.party(0).params["network.head.weight"], t.party(1).params["network.head.weight"]
+    )
 
 
 def test_features_of_different_widths_are_refused() -> None:
@@ -131,14 +146,21 @@ def test_who_fails_does_not_count_and_a_class_keeps_its_prototype() -> None:
     assert torch.equal(after[2], before[2]) and not torch.equal(after[1], before[1])
     assert t.server.prototypes["known"].tolist() == [True, True, True, False]
     poor = toy(6, faults=Faults(nan=0.3, shape=0.2, dropout=0.2)).run(4)
-    assert poor.server is not None and {f.reason for f in poor.fed.failures} >= {"not finite", "wrong shape"}
+    assert poor.server is not None and {f.reason for f in poor.fed.failures} >= {
+        "not finite",
+        "wrong shape",
+    }
     assert torch.isfinite(poor.server.prototypes["prototypes"]).all()
 
 
 def answer(t: Toy, i: int, eval_mode: str) -> Any:
     assert t.server is not None
     (found,) = t.engine.call(
-        [i], "predictions", {"on": "test", "eval_mode": eval_mode, "broadcast": t.server.broadcast()}, None, None
+        [i],
+        "predictions",
+        {"on": "test", "eval_mode": eval_mode, "broadcast": t.server.broadcast()},
+        None,
+        None,
     )
     return found
 
@@ -146,7 +168,9 @@ def answer(t: Toy, i: int, eval_mode: str) -> Any:
 @pytest.mark.parametrize("who", ["prototype", "classifier"])
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
 def test_an_unseen_client_adapts_its_own_first_network(who: str, batched: bool) -> None:
-    """On its support half, with the prototypes handed out; then these, or its own last layer, answer."""
+    """On its support half, with the prototypes handed out; then these, or its own last layer,
+    answer.
+    """
     t = toy(4, predict=who, alpha=0.1, batched=batched).run(2, present=[0, 1])
     assert t.server is not None
     before, known = t.tensors(), t.server.prototypes
@@ -179,5 +203,7 @@ def test_a_class_without_a_prototype_is_never_answered_and_the_loss_is_a_number(
 
 def test_class_means_do_not_count_rows_that_fill_up() -> None:
     f = torch.tensor([[1.0, 2.0], [3.0, 4.0], [9.0, 9.0], [5.0, 5.0]])
-    means, counts = class_means(f, torch.tensor([1, 1, 1, 0]), 3, torch.tensor([0.5, 0.5, 0.0, 0.5]))
+    means, counts = class_means(
+        f, torch.tensor([1, 1, 1, 0]), 3, torch.tensor([0.5, 0.5, 0.0, 0.5])
+    )
     assert means.tolist() == [[5.0, 5.0], [2.0, 3.0], [0.0, 0.0]] and counts.tolist() == [1, 2, 0]

@@ -36,14 +36,18 @@ def own(n: int, *, hidden: int | None = None, width: int = WIDTH, norm: bool = F
     with torch.random.fork_rng():
         torch.manual_seed(40 + n)
         middle = [nn.BatchNorm1d(hidden)] if norm else []
-        body = nn.Sequential(nn.Linear(FEATURES, hidden), *middle, nn.Tanh(), nn.Linear(hidden, width), nn.ReLU())
+        body = nn.Sequential(
+            nn.Linear(FEATURES, hidden), *middle, nn.Tanh(), nn.Linear(hidden, width), nn.ReLU()
+        )
         return Classifier(body, width, CLASSES)
 
 
 def toy(n: int = 3, **settings: Any) -> Toy:
     make = settings.pop("make", own)
     return Toy(
-        PROTO, client_contexts=settings.pop("client_contexts", contexts(n, make=make)), **{"batch_size": 8, **settings}
+        PROTO,
+        client_contexts=settings.pop("client_contexts", contexts(n, make=make)),
+        **{"batch_size": 8, **settings},
     )
 
 
@@ -51,16 +55,22 @@ def params(t: Toy, i: int) -> dict[str, Tensor]:
     return {k: v.clone() for k, v in t.party(i).params.items()}
 
 
-# -- a round, against hand-made ones -----------------------------------------------------------------------
+# -- a round, against hand-made ones ---------------------------------------------------------------
 
 
 def by_hand(
-    client_contexts: list[ClientContext], modules: list[AdaptedFeatures], rounds: int, tau: int, lam: float
+    client_contexts: list[ClientContext],
+    modules: list[AdaptedFeatures],
+    rounds: int,
+    tau: int,
+    lam: float,
 ) -> None:
     """Train these networks for so many rounds, with torch's Adam."""
     optimizers = [torch.optim.Adam(m.parameters(), lr=0.02) for m in modules]
     for t in range(rounds):
-        for client_context, module, optimizer in zip(client_contexts, modules, optimizers, strict=True):
+        for client_context, module, optimizer in zip(
+            client_contexts, modules, optimizers, strict=True
+        ):
             for x, y in client_context.batches(t, steps=tau, size=8):
                 optimizer.zero_grad()
                 F.cross_entropy(module.network.head(module(x)), y).backward()
@@ -82,8 +92,17 @@ def by_hand(
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
 def test_three_rounds_are_those_written_by_hand(batched: bool, feature_dim: int | None) -> None:
     client_contexts = contexts(3, make=lambda n: own(n, hidden=5 if batched else None))
-    t = toy(client_contexts=client_contexts, batched=batched, tau=2, lr=0.02, lam=1.5, feature_dim=feature_dim)
-    modules = [AdaptedFeatures(client_context.build(), feature_dim) for client_context in t.client_contexts]
+    t = toy(
+        client_contexts=client_contexts,
+        batched=batched,
+        tau=2,
+        lr=0.02,
+        lam=1.5,
+        feature_dim=feature_dim,
+    )
+    modules = [
+        AdaptedFeatures(client_context.build(), feature_dim) for client_context in t.client_contexts
+    ]
     for i, module in enumerate(modules):
         module.load_state_dict(t.party(i).params)  # an adaptor's first weights are drawn for each
     by_hand(t.client_contexts, modules, 3, 2, 1.5)
@@ -95,7 +114,9 @@ def test_three_rounds_are_those_written_by_hand(batched: bool, feature_dim: int 
 
 
 def test_the_first_transfer_step_in_numpy() -> None:
-    """One linear layer for features: the gradient of the mean squared error is 2 (g - target)ᵀ x / (B d)."""
+    """One linear layer for features: the gradient of the mean squared error is 2 (g - target)ᵀ x /
+    (B d).
+    """
 
     def plain(n: int) -> Classifier:
         with torch.random.fork_rng():
@@ -111,7 +132,10 @@ def test_the_first_transfer_step_in_numpy() -> None:
     rows = x.double().numpy()
     apart = rows @ w[0].T - (rows @ w[1].T + rows @ w[2].T) / 2
     gradient = 0.7 * 2 * apart.T @ rows / (8 * WIDTH)
-    assert np.abs(t.party(0).opt["mean"][: gradient.size].numpy() - 0.1 * gradient.ravel()).max() < 1e-7
+    assert (
+        np.abs(t.party(0).opt["mean"][: gradient.size].numpy() - 0.1 * gradient.ravel()).max()
+        < 1e-7
+    )
     moved = t.party(0).params["network.body.weight"].double().numpy() - w[0]
     assert np.abs(moved + 1e-3 * gradient / (np.abs(gradient) + 1e-8)).max() < 1e-6
     assert abs(t.engine.notes()[0]["feature distance"] - (apart**2).mean()) < 1e-6
@@ -149,14 +173,17 @@ def test_a_transfer_step_leaves_the_last_layer_and_its_moments_alone() -> None:
         assert not torch.equal(t.party(0).opt[name][:-head], slots[name][:-head])
 
 
-# -- reductions and degenerate cases -----------------------------------------------------------------------
+# -- reductions and degenerate cases ---------------------------------------------------------------
 
 
 def test_at_ld_0_it_is_local_training_and_nothing_crosses() -> None:
     alone = Toy(LOCAL, client_contexts=contexts(3, make=own), tau=2, batch_size=8).run(3)
     t = toy(tau=2, lam=0.0).run(3)
     for i in range(3):
-        assert all(torch.equal(t.party(i).params[f"network.{k}"], v) for k, v in alone.party(i).params.items())
+        assert all(
+            torch.equal(t.party(i).params[f"network.{k}"], v)
+            for k, v in alone.party(i).params.items()
+        )
     assert t.fed.ledger.received("server") == t.fed.ledger.sent("server") == 0
 
 
@@ -184,12 +211,16 @@ def test_a_network_without_a_body_shows_its_features_and_learns_alone() -> None:
 
     t = toy(make=make, tau=2).run(2)
     alone = Toy(LOCAL, client_contexts=contexts(3, make=make), tau=2, batch_size=8).run(2)
-    assert all(torch.equal(t.party(2).params[f"network.{k}"], v) for k, v in alone.party(2).params.items())
-    assert not torch.equal(t.party(0).params["network.body.0.weight"], alone.party(0).params["body.0.weight"])
+    assert all(
+        torch.equal(t.party(2).params[f"network.{k}"], v) for k, v in alone.party(2).params.items()
+    )
+    assert not torch.equal(
+        t.party(0).params["network.body.0.weight"], alone.party(0).params["body.0.weight"]
+    )
     assert set(t.engine.notes()[2]) == {"feature distance"}
 
 
-# -- widths ------------------------------------------------------------------------------------------------
+# -- widths ----------------------------------------------------------------------------------------
 
 
 def wide(n: int) -> Classifier:
@@ -198,7 +229,9 @@ def wide(n: int) -> Classifier:
 
 def a_run(pool: list[str], **more: Any) -> RunConfig:
     data: Any = {"name": "digits", "clients": 4, "public_rows": 40, "test_rows": 50}
-    return RunConfig(**{"method": "fedproto-public", "rounds": 1, "data": data, "models": {"pool": pool}, **more})
+    return RunConfig(
+        **{"method": "fedproto-public", "rounds": 1, "data": data, "models": {"pool": pool}, **more}
+    )
 
 
 def test_networks_whose_features_differ_in_width_are_refused_before_any_work() -> None:
@@ -208,13 +241,17 @@ def test_networks_whose_features_differ_in_width_are_refused_before_any_work() -
     text = str(error.value)
     assert text.startswith("models.pool: fedproto-public needs features of one dimension, but mlp")
     assert text.endswith(
-        "use networks whose last layers have inputs of one width, or set params.feature_dim to one width for all"
+        "use networks whose last layers have inputs of one width, or set params.feature_dim to "
+        "one width for all"
     )
     with pytest.raises(ConfigError, match=r"inputs of one width$"):  # fedproto has no adaptor
         build(a_run(pool, method="fedproto"))
     build(a_run(pool, params={"feature_dim": 6}))
     small = build(a_run(["mlp"]))
-    assert isinstance(small.server, FedProtoPublicServer) and small.server.width == small.clients[0]().net.module.width
+    assert (
+        isinstance(small.server, FedProtoPublicServer)
+        and small.server.width == small.clients[0]().net.module.width
+    )
 
 
 def test_one_reply_of_another_width_is_a_failure_and_the_others_continue() -> None:
@@ -224,7 +261,8 @@ def test_one_reply_of_another_width_is_a_failure_and_the_others_continue() -> No
     object.__setattr__(liar, "embed", lambda *, t, i: torch.zeros(8, WIDTH + 1))
     t.run(2)
     assert {(f.party, f.reason) for f in t.fed.failures} == {("client-1", "wrong shape")}
-    honest, after = toy(client_contexts=client_contexts).run(2, present=[0, 2]).tensors(), t.tensors()
+    honest = toy(client_contexts=client_contexts).run(2, present=[0, 2]).tensors()
+    after = t.tensors()
     assert all(torch.equal(v, after[k]) for k, v in honest.items() if not k.startswith("1."))
 
 
@@ -233,7 +271,10 @@ def test_an_adaptor_makes_them_one_width() -> None:
     assert not t.fed.failures
     for i in range(3):
         shapes = {k: tuple(v.shape) for k, v in t.party(i).params.items()}
-        assert shapes["adaptor.weight"] == (6, WIDTH + i) and shapes["network.head.weight"] == (CLASSES, 6)
+        assert shapes["adaptor.weight"] == (6, WIDTH + i) and shapes["network.head.weight"] == (
+            CLASSES,
+            6,
+        )
     weights = [params(toy(make=common, feature_dim=6), i)["adaptor.weight"] for i in range(3)]
     assert not torch.equal(weights[0], weights[1])
     assert torch.equal(weights[0], params(toy(make=common, feature_dim=6), 0)["adaptor.weight"])
@@ -251,14 +292,19 @@ def test_a_network_without_features_is_refused() -> None:
         toy(make=lambda n: nn.Linear(FEATURES, CLASSES))
 
 
-# -- bytes, who sees what, evaluation ------------------------------------------------------------------------
+# -- bytes, who sees what, evaluation --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("feature_dim", "width"), [(None, WIDTH), (6, 6)])
 def test_bytes_are_those_of_the_features(feature_dim: int | None, width: int) -> None:
     t = toy(4, tau=3, feature_dim=feature_dim).run(5)
-    assert t.fed.ledger.received("server") == t.fed.ledger.sent("server") == 5 * 4 * 3 * width * 8 * 4
-    assert {e.what for e in t.fed.ledger if e.receiver == "server"} == {f"float32[8,{width}]", "none"}
+    assert (
+        t.fed.ledger.received("server") == t.fed.ledger.sent("server") == 5 * 4 * 3 * width * 8 * 4
+    )
+    assert {e.what for e in t.fed.ledger if e.receiver == "server"} == {
+        f"float32[8,{width}]",
+        "none",
+    }
 
 
 def test_the_own_classifier_answers() -> None:
@@ -279,7 +325,7 @@ def test_tau_is_fedmd_s_and_settings_out_of_range_are_refused() -> None:
     assert PROTO.configure(params={"feature_dim": "none"}).feature_dim is None
 
 
-# -- participation, faults, engines ----------------------------------------------------------------------------
+# -- participation, faults, engines ----------------------------------------------------------------
 
 
 def test_only_the_sampled_take_part() -> None:
@@ -294,7 +340,9 @@ def test_a_federation_of_one_learns_alone() -> None:
     t = toy(1).run(2)
     alone = Toy(LOCAL, client_contexts=t.client_contexts, tau=1, batch_size=8).run(2)
     assert {f.reason for f in t.fed.failures} == {"fewer than 2 replies"}
-    assert all(torch.equal(t.party(0).params[f"network.{k}"], v) for k, v in alone.party(0).params.items())
+    assert all(
+        torch.equal(t.party(0).params[f"network.{k}"], v) for k, v in alone.party(0).params.items()
+    )
 
 
 def test_a_nan_client_is_kept_out_of_the_mean() -> None:
@@ -356,7 +404,8 @@ def test_a_reply_of_another_width_than_the_adaptor_s_is_dropped() -> None:
 def test_engines_agree_to_the_bit(feature_dim: int | None, norm: bool) -> None:
     client_contexts = contexts(3, make=lambda n: own(n, norm=norm))
     loop, strict = (
-        toy(client_contexts=client_contexts, tau=2, feature_dim=feature_dim, isolated=i).run(3) for i in (False, True)
+        toy(client_contexts=client_contexts, tau=2, feature_dim=feature_dim, isolated=i).run(3)
+        for i in (False, True)
     )
     assert equal(loop.tensors(), strict.tensors())
     assert loop.fed.ledger.state() == strict.fed.ledger.state()

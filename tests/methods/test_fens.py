@@ -1,4 +1,6 @@
-"""FENS: aggregators in closed form, FedAdam on held-out rows against Adam on all of them, forests, what crosses."""
+"""FENS: aggregators in closed form, FedAdam on held-out rows against Adam on all of them, forests,
+what crosses.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ FENS, STUDENT = (methods.find(n) for n in ("fens", "fens-student"))
 ALL = 10_000  # a batch of all held-out rows
 
 
-def trained(kind: Any, z: Tensor, y: Tensor, steps: int = 800, lr: float = 0.01, hidden: int = 4) -> dict[str, Tensor]:
+def trained(
+    kind: Any, z: Tensor, y: Tensor, steps: int = 800, lr: float = 0.01, hidden: int = 4
+) -> dict[str, Tensor]:
     """An aggregator learned centrally, by Adam on all rows."""
     torch.manual_seed(0)
     first = first_weights(kind, z.shape[1], z.shape[2], hidden)
@@ -55,8 +59,17 @@ def test_a_network_has_the_paper_s_sizes() -> None:
 
 @pytest.mark.parametrize("kind", ["weights", "class-weights", "network"])
 def test_federated_steps_are_adam_s_on_all_held_out_rows(kind: str) -> None:
-    """A full-batch step at rate 1 at each client, weighted by rows: the mean moves along the pooled gradient."""
-    toy = Toy(FENS, local_rounds=1, aggregator=kind, aggregator_steps=7, aggregator_batch=ALL, held_out=0.4).run(2)
+    """A full-batch step at rate 1 at each client, weighted by rows: the mean moves along the pooled
+    gradient.
+    """
+    toy = Toy(
+        FENS,
+        local_rounds=1,
+        aggregator=kind,
+        aggregator_steps=7,
+        aggregator_batch=ALL,
+        held_out=0.4,
+    ).run(2)
     clients = [toy.party(i) for i in toy.engine.ids]
     parts = [(c.answers, c.data.y(c.split()[1])) for c in clients]
     z, y = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -82,8 +95,10 @@ def test_a_client_that_is_always_right_outweighs_one_that_guesses() -> None:
 
 
 def test_experts_that_are_sure_everywhere_need_a_learned_aggregator() -> None:
-    """Six experts of two neighbouring classes each, which answer one of theirs for every row, and the surer the farther
-    the row is from their classes, as networks do: the mean fails, the network learns who knows."""
+    """Six experts of two neighbouring classes each, which answer one of theirs for every row, and
+    the surer the farther the row is from their classes, as networks do: the mean fails, the network
+    learns who knows.
+    """
     torch.manual_seed(2)
     classes, rows = 12, 1200
     y = torch.randint(classes, (rows,))
@@ -124,7 +139,13 @@ def test_in_fens_student_answers_cross_once_and_no_model() -> None:
     values: dict[str, Any] = {
         "method": "fens-student",
         "rounds": 4,
-        "data": {"name": "digits", "clients": 3, "public_rows": 60, "server_rows": 40, "test_rows": 50},
+        "data": {
+            "name": "digits",
+            "clients": 3,
+            "public_rows": 60,
+            "server_rows": 40,
+            "test_rows": 50,
+        },
         "models": {"pool": ["mlp", "forest"]},
         "params": {"local_rounds": 1, "tau": 5, "aggregator_steps": 200},
         "evaluate": {"points": 4},
@@ -136,7 +157,11 @@ def test_in_fens_student_answers_cross_once_and_no_model() -> None:
             fed.round = t
             for _ in plan.method.round(fed, plan.server, engine.ids, plan.cfg, t):
                 pass
-    what = {(e.sender.split("-")[0], e.kind, e.what, e.round) for e in fed.ledger if e.what not in ("none", "t int")}
+    what = {
+        (e.sender.split("-")[0], e.kind, e.what, e.round)
+        for e in fed.ledger
+        if e.what not in ("none", "t int")
+    }
     assert what == {
         ("server", "answer", "x float32[40,1,8,8]", 1),
         ("client", "answer", "own float32[40,10]; public float32[60,10]", 1),
@@ -149,14 +174,21 @@ def test_forests_of_few_classes_learn_those_of_others() -> None:
         "method": "fens-student",
         "rounds": 2,
         "data": {
-            "name": "digits", "clients": 5, "public_rows": 200, "server_rows": 100, "test_rows": 200,
-            "partition": "dirichlet", "options": {"alpha": 0.1},
+            "name": "digits",
+            "clients": 5,
+            "public_rows": 200,
+            "server_rows": 100,
+            "test_rows": 200,
+            "partition": "dirichlet",
+            "options": {"alpha": 0.1},
         },
         "models": {"pool": ["forest"]},
         "params": {"local_rounds": 1},
         "evaluate": {"points": 2},
-    }  # fmt: skip
-    found = [row[-1] for row in execute(check({"run": values}).run).metrics if row[4] == "accuracy mean"]
+    }
+    found = [
+        row[-1] for row in execute(check({"run": values}).run).metrics if row[4] == "accuracy mean"
+    ]
     assert found[-1] > found[-2] + 0.2
 
 

@@ -1,4 +1,6 @@
-"""Gossip's page: who mixes whose models, what crosses, and its two ends, all neighbours and none."""
+"""Gossip's page: who mixes whose models, what crosses, and its two ends, all
+neighbours and none.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,15 @@ def trained(toy: Toy, t: int) -> list[dict[str, Tensor]]:
     return found
 
 
-def mixed(models: Sequence[Mapping[str, Tensor]], links: Mapping[int, Sequence[int]]) -> list[dict[str, Tensor]]:
+def mixed(
+    models: Sequence[Mapping[str, Tensor]], links: Mapping[int, Sequence[int]]
+) -> list[dict[str, Tensor]]:
     """The plain mean of the own body and the neighbours'; the own head."""
     return [
         {
-            k: torch.stack([models[j][k].double() for j in (i, *links[i])]).mean(0).float() if k in BODY else own[k]
+            k: torch.stack([models[j][k].double() for j in (i, *links[i])]).mean(0).float()
+            if k in BODY
+            else own[k]
             for k in own
         }
         for i, own in enumerate(models)
@@ -57,8 +63,12 @@ def holds(toy: Toy, expected: Sequence[Mapping[str, Tensor]]) -> bool:
 
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
 @pytest.mark.parametrize(("graph", "k"), [(None, 2), (None, None), (RING, None), (RING, 1)])
-def test_a_round_is_training_and_then_the_plain_mean_with_neighbours(graph: Any, k: int | None, batched: bool) -> None:
-    toy = Toy(GOSSIP, 5, graph=graph, neighbours=k, batched=batched, batch_size=8, epochs=1, lr=0.05)
+def test_a_round_is_training_and_then_the_plain_mean_with_neighbours(
+    graph: Any, k: int | None, batched: bool
+) -> None:
+    toy = Toy(
+        GOSSIP, 5, graph=graph, neighbours=k, batched=batched, batch_size=8, epochs=1, lr=0.05
+    )
     for t in range(3):
         links = toy.fed.sample_peers(range(5), k, t)
         expected = mixed(trained(toy, t), links)
@@ -86,7 +96,9 @@ def test_bytes_are_one_body_a_link() -> None:
     toy = Toy(GOSSIP, 5, neighbours=2, batch_size=8).run(3)
     assert all(toy.fed.ledger.received(toy.engine.name(i)) == 3 * 2 * BYTES for i in toy.engine.ids)
     assert toy.fed.ledger.sent("server") == toy.fed.ledger.received("server") == 0
-    assert {(e.kind, e.count, e.bytes) for e in toy.fed.ledger if e.kind == "give"} == {("give", 10, 10 * BYTES)}
+    assert {(e.kind, e.count, e.bytes) for e in toy.fed.ledger if e.kind == "give"} == {
+        ("give", 10, 10 * BYTES)
+    }
 
 
 def test_alone_is_own_training_and_no_message() -> None:
@@ -98,7 +110,8 @@ def test_alone_is_own_training_and_no_message() -> None:
             steps.local_sgd(twins.party(i), t=t)
     assert equal(toy.tensors(), twins.tensors())
     assert not [pair for pair in toy.fed.ledger.pairs if not any("server" in name for name in pair)]
-    assert all(e.bytes == 0 and e.what in ("t int", "none") for e in toy.fed.ledger)  # the calls to begin
+    # the calls to begin
+    assert all(e.bytes == 0 and e.what in ("t int", "none") for e in toy.fed.ledger)
     for i, notes in toy.engine.notes().items():
         assert notes["mixing"] == [float(i == j) for j in range(4)]
     assert equal(toy.tensors(), Toy(GOSSIP, neighbours=0, batch_size=8).run(3).tensors())
@@ -128,7 +141,7 @@ def test_only_those_present_are_asked() -> None:
     assert mixing == {0: third, 2: third, 3: third}
 
 
-# -- in a run --------------------------------------------------------------------------------------------
+# -- in a run --------------------------------------------------------------------------------------
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -143,7 +156,12 @@ def test_a_run_measures_accuracy_as_it_is_and_tuned() -> None:
     tuned = fedloom.run("gossip", **SMALL)
     plain = fedloom.run("gossip", **{**SMALL, "params": {**SMALL["params"], "finetune_epochs": 0}})
     metrics = {row[4] for row in tuned.rows}
-    assert {"accuracy mean", "own accuracy mean", "own accuracy tuned mean", "own accuracy tuned std"} <= metrics
+    assert {
+        "accuracy mean",
+        "own accuracy mean",
+        "own accuracy tuned mean",
+        "own accuracy tuned std",
+    } <= metrics
     assert not [m for m in {row[4] for row in plain.rows} if "tuned" in m]
     assert len([row for row in tuned.rows if row[4] == "own accuracy tuned" and row[0] == 2]) == 4
     assert tuned.summary["state_sha256"] == plain.summary["state_sha256"]  # to look changes nothing
@@ -157,7 +175,16 @@ def test_a_network_with_nothing_but_a_head_is_refused_before_any_work(
         fedloom.run(name, **{**SMALL, "models": {"pool": ["linear"]}}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
     monkeypatch.chdir(tmp_path)
-    arguments = ["run", name, "--out", "r", "--set", "models.pool=['linear']", "--set", "data.clients=3"]
+    arguments = [
+        "run",
+        name,
+        "--out",
+        "r",
+        "--set",
+        "models.pool=['linear']",
+        "--set",
+        "data.clients=3",
+    ]
     monkeypatch.setattr(sys, "argv", ["fedloom", *arguments])
     with pytest.raises(SystemExit) as stop:
         main()
@@ -169,4 +196,9 @@ def test_a_network_with_nothing_but_a_head_is_refused_before_any_work(
 
 def test_without_a_personal_head_it_will_do() -> None:
     params = {**SMALL["params"], "personal_head": False}
-    assert fedloom.run("gossip", **{**SMALL, "models": {"pool": ["linear"]}, "params": params}).accuracy > 0.1
+    assert (
+        fedloom.run(
+            "gossip", **{**SMALL, "models": {"pool": ["linear"]}, "params": params}
+        ).accuracy
+        > 0.1
+    )

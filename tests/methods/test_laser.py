@@ -1,4 +1,6 @@
-"""LASER-VFL: the sum over sets and its sample; rows that parties lack; parties that are away in training and in use."""
+"""LASER-VFL: the sum over sets and its sample; rows that parties lack; parties that are away in
+training and in use.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ LASER = methods.find("laser-vfl")
 
 
 def lacking(toy: Columns, had: Tensor, tested: Tensor | None = None) -> Columns:
-    """The federation where party m has the aligned row i if `had[i, m]`, and test rows by `tested` likewise."""
+    """The federation where party m has the aligned row i if `had[i, m]`, and test rows by `tested`
+    likewise.
+    """
     for m in toy.engine.ids:
         context = toy.contexts[m]
         rest = torch.ones(len(context.rows) - len(had), dtype=torch.bool)
@@ -56,7 +60,7 @@ def subsets(of: list[int]) -> list[tuple[int, ...]]:
     return [s for size in range(1, len(of) + 1) for s in combinations(of, size)]
 
 
-# -- the sum over sets -----------------------------------------------------------------------------------
+# -- the sum over sets -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("m", "total"), [(1, 1), (2, 3), (3, 7), (4, 15), (5, 31)])
@@ -73,7 +77,9 @@ def test_the_weights_of_a_row_sum_to_the_number_of_sets(m: int, total: int) -> N
 def test_weights_are_binomials_over_the_size() -> None:
     found = subset_weights(torch.tensor([0, 1, 3, 6]), 6)
     for row, m in zip(found, (0, 1, 3, 6), strict=True):
-        assert row.tolist() == pytest.approx([comb(m - 1, j) / (j + 1) if j < m else 0 for j in range(6)])
+        assert row.tolist() == pytest.approx(
+            [comb(m - 1, j) / (j + 1) if j < m else 0 for j in range(6)]
+        )
 
 
 def test_each_set_has_its_size_contains_its_party_and_nobody_who_lacks_the_row() -> None:
@@ -81,7 +87,11 @@ def test_each_set_has_its_size_contains_its_party_and_nobody_who_lacks_the_row()
     sets, weights = draw_sets(here, np.random.default_rng(1))
     for b, k, j in product(range(len(here)), range(5), range(5)):
         if weights[b, k, j] > 0:
-            assert sets[b, k, j].sum() == j + 1 and sets[b, k, j, k] and not (sets[b, k, j] & ~here[b]).any()
+            assert (
+                sets[b, k, j].sum() == j + 1
+                and sets[b, k, j, k]
+                and not (sets[b, k, j] & ~here[b]).any()
+            )
         else:
             assert not here[b, k] or j + 1 > here[b].sum()
 
@@ -96,7 +106,9 @@ def test_sets_of_one_size_are_drawn_equally_often() -> None:
 def test_the_mean_over_all_draws_is_the_full_sum() -> None:
     """Three parties: two draws for each head, eight in all; in float64."""
     torch.manual_seed(0)
-    head, h, y = nn.Linear(WIDTH, CLASSES).double(), torch.randn(3, WIDTH, dtype=torch.float64), torch.tensor([1])
+    head = nn.Linear(WIDTH, CLASSES).double()
+    h = torch.randn(3, WIDTH, dtype=torch.float64)
+    y = torch.tensor([1])
 
     def cost(members: tuple[int, ...]) -> Tensor:
         return F.cross_entropy(head(h[list(members)].mean(0, keepdim=True)), y)
@@ -105,11 +117,14 @@ def test_the_mean_over_all_draws_is_the_full_sum() -> None:
     pairs = [[s for s in combinations(range(3), 2) if k in s] for k in range(3)]
     draws: list[Any] = [
         sum(
-            cost((k,)) + comb(2, 1) / 2 * cost(pair) + comb(2, 2) / 3 * cost((0, 1, 2)) for k, pair in enumerate(chosen)
+            cost((k,)) + comb(2, 1) / 2 * cost(pair) + comb(2, 2) / 3 * cost((0, 1, 2))
+            for k, pair in enumerate(chosen)
         )
         for chosen in product(*pairs)
     ]
-    assert len(draws) == 8 and torch.allclose(torch.stack(draws).mean(), torch.as_tensor(full), atol=1e-14)
+    assert len(draws) == 8 and torch.allclose(
+        torch.stack(draws).mean(), torch.as_tensor(full), atol=1e-14
+    )
     toy = Columns(LASER, weighing="paper")  # and the page's cost is such a draw
     active, parts = toy.active, h[None].float()
     found = float(active.cost(parts, y, np.random.default_rng(3)).detach())
@@ -117,7 +132,9 @@ def test_the_mean_over_all_draws_is_the_full_sum() -> None:
     totals = []
     for chosen in product(*pairs):
         with torch.no_grad():
-            totals.append(sum(float(cost((k,)) + cost(s) + cost((0, 1, 2)) / 3) for k, s in enumerate(chosen)))
+            totals.append(
+                sum(float(cost((k,)) + cost(s) + cost((0, 1, 2)) / 3) for k, s in enumerate(chosen))
+            )
     assert min(abs(found - total) for total in totals) < 1e-5
 
 
@@ -135,7 +152,9 @@ def test_a_mask_for_each_row_is_a_loop_over_rows() -> None:
                 mean = parts[b, sets[b, k, j]].mean(0, keepdim=True)
                 loss = F.cross_entropy(toy.active.net.module(mean).detach(), y[b : b + 1])
                 total += float(weights[b, k, j] * loss) / (2**m - 1)
-    assert float(toy.active.cost(parts, y, np.random.default_rng(4)).detach()) == pytest.approx(total / rows, abs=1e-5)
+    assert float(toy.active.cost(parts, y, np.random.default_rng(4)).detach()) == pytest.approx(
+        total / rows, abs=1e-5
+    )
     logits = toy.active.decide(dict(enumerate(parts.unbind(1))))
     for b in range(6):
         mean = parts[b, here[b]].mean(0, keepdim=True) if here[b].any() else torch.zeros(1, WIDTH)
@@ -147,11 +166,13 @@ def test_the_first_parties_draws_do_not_depend_on_further_ones() -> None:
     wide, more = draw_sets(here, np.random.default_rng(5))
     narrow, less = draw_sets(here[:, :3], np.random.default_rng(5))
     kept = less > 0
-    assert torch.equal(wide[:, :3, :3, :3][kept], narrow[kept]) and torch.equal(more[:, :3, :3], less)
+    assert torch.equal(wide[:, :3, :3, :3][kept], narrow[kept]) and torch.equal(
+        more[:, :3, :3], less
+    )
     assert not wide[..., 3][more > 0].any() and not more[:, 3].any()
 
 
-# -- a step ----------------------------------------------------------------------------------------------
+# -- a step ----------------------------------------------------------------------------------------
 
 
 class Mean(nn.Module):
@@ -243,17 +264,22 @@ def test_a_fault_is_an_absence(fault: str) -> None:
 
 
 def test_the_isolated_engine_gives_the_same_bits() -> None:
-    a, b = (lacking(Columns(LASER, isolated=isolated), some(30, 3)).run(2).states() for isolated in (False, True))
+    a, b = (
+        lacking(Columns(LASER, isolated=isolated), some(30, 3)).run(2).states()
+        for isolated in (False, True)
+    )
     assert same(a, b)
 
 
-# -- use -------------------------------------------------------------------------------------------------
+# -- use -------------------------------------------------------------------------------------------
 
 
 def test_the_order_of_parties_changes_no_prediction() -> None:
     toy = lacking(Columns(LASER), some(30, 3), some(25, 3)).run(1)
     parts: dict[int, Any] = {m: contribution(toy.party(m), on="test") for m in toy.engine.ids}
-    assert torch.allclose(toy.active.decide(parts), toy.active.decide(dict(reversed(parts.items()))), atol=1e-6)
+    assert torch.allclose(
+        toy.active.decide(parts), toy.active.decide(dict(reversed(parts.items()))), atol=1e-6
+    )
     assert torch.equal(parts[1][~some(25, 3)[:, 1]].abs().sum(), torch.tensor(0.0))
 
 
@@ -297,7 +323,8 @@ def test_any_of_the_folders_predict(folders: tuple[Path, Any]) -> None:
     active = load_active(folders[0] / "active")
     sent = [party.embed(columns) for party in parties]
     accuracy = {
-        who: float((active.predict([sent[m] for m in who]).argmax(1) == y).mean()) for who in subsets([0, 1, 2])
+        who: float((active.predict([sent[m] for m in who]).argmax(1) == y).mean())
+        for who in subsets([0, 1, 2])
     }
     assert min(accuracy.values()) > 0.75 and accuracy[0, 1, 2] > 0.85
     assert accuracy[0, 1, 2] >= accuracy[0,] - 0.01
@@ -334,11 +361,16 @@ def test_an_evaluation_continues_without_a_node_where_any_party_suffices(
         call = engine.call
 
         def without(ids: Any, name: str, *rest: Any) -> list[Any]:
-            return [Failure(UNREACHABLE) if i == 1 else r for i, r in zip(ids, call(ids, name, *rest), strict=True)]
+            return [
+                Failure(UNREACHABLE) if i == 1 else r
+                for i, r in zip(ids, call(ids, name, *rest), strict=True)
+            ]
 
         monkeypatch.setattr(engine, "call", without)
         if method == "laser-vfl":
-            assert dict(m[:2] for m in evaluation_of(plan).evaluate(plan, engine))["accuracy mean"] > 0
+            assert (
+                dict(m[:2] for m in evaluation_of(plan).evaluate(plan, engine))["accuracy mean"] > 0
+            )
             assert plan.planner.min_nodes(plan, 2) == 1
         else:
             assert plan.planner.min_nodes(plan, 2) == 2

@@ -1,4 +1,6 @@
-"""`[local]`: the rule of each step against torch's own, and every method, which takes a setting or says why not."""
+"""`[local]`: the rule of each step against torch's own, and every method, which takes a setting or
+says why not.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,18 @@ VALUES: dict[LocalSetting, dict[str, Any]] = {
 }
 """A value of each setting that is no method's own."""
 
-# -- the rule of a step --------------------------------------------------------------------------------------------
+# -- the rule of a step ----------------------------------------------------------------------------
 
 T = 7
 TORCH: dict[str, tuple[dict[str, Any], Callable[[Any], torch.optim.Optimizer]]] = {
-    "momentum": ({"optimizer": "sgd", "momentum": 0.9}, lambda p: torch.optim.SGD(p, 0.05, momentum=0.9)),
-    "L2": ({"optimizer": "sgd", "weight_decay": 0.1}, lambda p: torch.optim.SGD(p, 0.05, weight_decay=0.1)),
+    "momentum": (
+        {"optimizer": "sgd", "momentum": 0.9},
+        lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+    ),
+    "L2": (
+        {"optimizer": "sgd", "weight_decay": 0.1},
+        lambda p: torch.optim.SGD(p, 0.05, weight_decay=0.1),
+    ),
     "adam": ({"optimizer": "adam"}, lambda p: torch.optim.Adam(p, 0.05)),
     "adamw": (
         {"optimizer": "adam", "weight_decay": 0.1, "clip": 0.3},
@@ -72,12 +80,15 @@ def test_steps_are_torch_s(name: str, only: bool) -> None:
     network, optimizer = Network(own, local.applied(SGD(0.05))), theirs(other.parameters())
     at: Any = {
         "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T),
-        "step": lambda: torch.optim.lr_scheduler.MultiStepLR(optimizer, [-(-T * k // 8) for k in (5, 6, 7)]),
+        "step": lambda: torch.optim.lr_scheduler.MultiStepLR(
+            optimizer, [-(-T * k // 8) for k in (5, 6, 7)]
+        ),
     }.get(settings.get("schedule", ""), lambda: None)()
     for t in range(T):
         network.scale_rate(local.factor(t))
         network.minimize(
-            lambda t=t: F.cross_entropy(network(x[t]), y[t]), only=list(network.parameters) if only else None
+            lambda t=t: F.cross_entropy(network(x[t]), y[t]),
+            only=list(network.parameters) if only else None,
         )
         optimizer.zero_grad()
         F.cross_entropy(other(x[t]), y[t]).backward()
@@ -94,12 +105,15 @@ def test_what_is_not_set_is_the_page_s_own() -> None:
     for own in (SGD(0.1, 0.9, 1e-4), Adam(1e-3, weight_decay=1e-4)):
         assert LocalTraining().applied(own) is own
         assert LocalTraining(clip=1.0).applied(own).weight_decay == 1e-4
-    assert LocalTraining(optimizer="sgd").applied(Adam(1e-3, weight_decay=1e-4)) == SGD(1e-3, 0.0, 1e-4)
+    assert LocalTraining(optimizer="sgd").applied(Adam(1e-3, weight_decay=1e-4)) == SGD(
+        1e-3, 0.0, 1e-4
+    )
 
 
 def test_weights_of_classes() -> None:
     y = torch.tensor([0, 0, 0, 1])
-    torch.testing.assert_close(balanced(y, 3), torch.tensor([4 / 6, 2.0, 1.0]))  # as scikit-learn's "balanced"
+    # as scikit-learn's "balanced"
+    torch.testing.assert_close(balanced(y, 3), torch.tensor([4 / 6, 2.0, 1.0]))
     logits, weights = torch.randn(4, 3), torch.tensor([2.0, 0.5, 7.0])
     task = Classes(3, weights)
     each = F.cross_entropy(logits, y, reduction="none") * weights[y]
@@ -108,12 +122,14 @@ def test_weights_of_classes() -> None:
     assert torch.equal(task.unweighted.loss(logits, y), F.cross_entropy(logits, y))
 
 
-# -- every method --------------------------------------------------------------------------------------------------
+# -- every method ----------------------------------------------------------------------------------
 
 
 def distinct() -> list[str]:
     """One method for each kind of parties and settings."""
-    kinds = {(m.client, m.server, m.round, m.local): name for name, m in reversed([*registry().items()])}
+    kinds = {
+        (m.client, m.server, m.round, m.local): name for name, m in reversed([*registry().items()])
+    }
     return sorted(kinds.values())
 
 
@@ -121,11 +137,19 @@ def small(name: str) -> RunConfig:
     """A run of few rows, in which clients train for two rounds."""
     run = small_run(name, {"name": "local"}, clients=2, test_fraction=0.95)
     fields = registry()[name].config.model_fields
-    params = {k: n for k, n in {"local_rounds": 2, "pretrain_steps": 1, "aggregator_steps": 1}.items() if k in fields}
-    return run.model_copy(update={"rounds": 2 + ("local_rounds" in fields), "params": {**run.params, **params}})
+    params = {
+        k: n
+        for k, n in {"local_rounds": 2, "pretrain_steps": 1, "aggregator_steps": 1}.items()
+        if k in fields
+    }
+    return run.model_copy(
+        update={"rounds": 2 + ("local_rounds" in fields), "params": {**run.params, **params}}
+    )
 
 
-def trained(plan: RunPlan, local: Mapping[str, Any], engine: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def trained(
+    plan: RunPlan, local: Mapping[str, Any], engine: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """All states after the plan's rounds, with these settings of local training."""
     changes = {"local": LocalConfig(**local), "engine": EngineConfig(**engine or {})}
     plan = with_local(replace(plan, run=plan.run.model_copy(update=changes)))
@@ -152,7 +176,10 @@ def test_a_method_takes_a_setting_or_says_why_not(name: str) -> None:
     method, run = registry()[name], small(name)
     for setting in EVERY_LOCAL:
         if setting not in method.local:
-            with pytest.raises(ConfigError, match=re.escape(f"{name} does not take it, as {method.no_local}: leave")):
+            with pytest.raises(
+                ConfigError,
+                match=re.escape(f"{name} does not take it, as {method.no_local}: leave"),
+            ):
                 run.model_copy(update={"local": LocalConfig(**VALUES[setting])}).resolve()
     if method.local:
         plan = build(run)
@@ -168,13 +195,27 @@ def test_every_method_declares_known_settings_and_a_reason_for_the_others() -> N
 
 
 def test_the_table_of_methods_is_the_registry_s() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "config.md").read_text().partition("## Local training")[2]
-    rows = [row.split("|")[1:3] for row in text.partition("\n## ")[0].splitlines() if row.startswith("| `")]
-    said = {name: re.findall(r"`(\w+)`", takes) for names, takes in rows for name in re.findall(r"`([\w-]+)`", names)}
-    assert said == {name: [*method.local] for name, method in registry().items() if method.local != EVERY_LOCAL}
+    text = (
+        (Path(__file__).parents[2] / "docs" / "config.md")
+        .read_text()
+        .partition("## Local training")[2]
+    )
+    rows = [
+        row.split("|")[1:3]
+        for row in text.partition("\n## ")[0].splitlines()
+        if row.startswith("| `")
+    ]
+    said = {
+        name: re.findall(r"`(\w+)`", takes)
+        for names, takes in rows
+        for name in re.findall(r"`([\w-]+)`", names)
+    }
+    assert said == {
+        name: [*method.local] for name, method in registry().items() if method.local != EVERY_LOCAL
+    }
 
 
-# -- runs ----------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 ALL: dict[str, Any] = {
     "optimizer": "sgd",
@@ -193,7 +234,9 @@ def test_engines_agree(name: str) -> None:
     loop = trained(plan, ALL)
     for engine in ({"workers": 2}, {"name": "isolated"}):
         other = trained(plan, ALL, engine)
-        assert loop.keys() == other.keys() and all(torch.equal(loop[k], other[k]) for k in loop), engine
+        assert loop.keys() == other.keys() and all(torch.equal(loop[k], other[k]) for k in loop), (
+            engine
+        )
     batched = trained(plan, ALL, {"name": "batched"})
     assert all(torch.allclose(loop[k].float(), batched[k].float(), atol=1e-5) for k in loop)
 
@@ -203,13 +246,24 @@ def test_engines_agree(name: str) -> None:
 def test_ray_agrees() -> None:
     pytest.importorskip("ray")
     plan = build(small("fedavg"))
-    own, loop, ray = trained(plan, {}), trained(plan, ALL), trained(plan, ALL, {"name": "ray", "workers": 2})
-    assert differ(own, loop) and loop.keys() == ray.keys() and all(torch.equal(loop[k], ray[k]) for k in loop)
+    own = trained(plan, {})
+    loop = trained(plan, ALL)
+    ray = trained(plan, ALL, {"name": "ray", "workers": 2})
+    assert (
+        differ(own, loop)
+        and loop.keys() == ray.keys()
+        and all(torch.equal(loop[k], ray[k]) for k in loop)
+    )
 
 
 def test_runs_in_lockstep_have_their_own_settings() -> None:
     """Of one engine: other weights of classes, another rate, and none."""
-    changes: list[dict[str, Any]] = [ALL, {**ALL, "class_weights": {"3": 4.0}}, {"schedule": "cosine"}, {}]
+    changes: list[dict[str, Any]] = [
+        ALL,
+        {**ALL, "class_weights": {"3": 4.0}},
+        {"schedule": "cosine"},
+        {},
+    ]
     runs = [small("fedavg").model_copy(update={"local": LocalConfig(**local)}) for local in changes]
     batched = EngineConfig(name="batched")
     lot = [run.model_copy(update={"engine": batched}) for run in runs]
@@ -231,7 +285,13 @@ def digits(method: str, local: Mapping[str, Any] | None = None, **settings: Any)
         "public_rows": 20,
         "own_test_rows": 0,
     }
-    values: dict[str, Any] = {"method": method, "rounds": 4, "data": data, "models": {"pool": ["linear"]}, **settings}
+    values: dict[str, Any] = {
+        "method": method,
+        "rounds": 4,
+        "data": data,
+        "models": {"pool": ["linear"]},
+        **settings,
+    }
     return check({"run": {**values, "local": local or {}}}).run
 
 
@@ -274,18 +334,48 @@ def test_a_node_trains_as_the_run_says() -> None:
 
 PRIVATE = {"dp": {"unit": "rows", "sigma": 1.0, "clip": 1.0}}
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
-    "momentum alone": ("fedavg", {"momentum": 0.9}, {}, r'momentum belongs to SGD: add optimizer = "sgd"'),
-    "twice": ("fedavg", {"optimizer": "adam"}, {"params": {"momentum": 0.5}}, r"takes the place of params\.momentum"),
-    "no weight": ("fedavg", {"class_weights": {"3": 0}}, {}, "a number above 0 for each class, not 0 for '3'"),
-    "two clips": ("fedavg", {"clip": 1.0}, {"params": PRIVATE}, r"params\.dp\.clip bounds each row's gradient"),
-    "counts": ("fedavg", {"class_weights": "balanced"}, {"params": PRIVATE}, "give weights that you know beforehand"),
+    "momentum alone": (
+        "fedavg",
+        {"momentum": 0.9},
+        {},
+        r'momentum belongs to SGD: add optimizer = "sgd"',
+    ),
+    "twice": (
+        "fedavg",
+        {"optimizer": "adam"},
+        {"params": {"momentum": 0.5}},
+        r"takes the place of params\.momentum",
+    ),
+    "no weight": (
+        "fedavg",
+        {"class_weights": {"3": 0}},
+        {},
+        "a number above 0 for each class, not 0 for '3'",
+    ),
+    "two clips": (
+        "fedavg",
+        {"clip": 1.0},
+        {"params": PRIVATE},
+        r"params\.dp\.clip bounds each row's gradient",
+    ),
+    "counts": (
+        "fedavg",
+        {"class_weights": "balanced"},
+        {"params": PRIVATE},
+        "give weights that you know beforehand",
+    ),
     "sums": (
         "fedavg",
         {"optimizer": "adam"},
         {"params": {"dp": {**PRIVATE["dp"], "noise": "shares"}, "clients_per_round": "none"}},
         "the server takes each step",
     ),
-    "forest": ("fedal", {"clip": 1.0}, {"models": {"pool": ["forest", "mlp"]}}, "the black box forest is not trained"),
+    "forest": (
+        "fedal",
+        {"clip": 1.0},
+        {"models": {"pool": ["forest", "mlp"]}},
+        "the black box forest is not trained",
+    ),
     "unknown": ("fedavg", {"schedule": "linear"}, {}, r"local\.schedule"),
 }
 
@@ -303,7 +393,9 @@ def test_classes_that_a_label_lacks_are_refused() -> None:
 
 
 def test_noise_goes_with_given_weights_and_adam() -> None:
-    found = execute(digits("fedavg", {"optimizer": "adam", "class_weights": {"3": 2.0}}, params=PRIVATE)).summary
+    found = execute(
+        digits("fedavg", {"optimizer": "adam", "class_weights": {"3": 2.0}}, params=PRIVATE)
+    ).summary
     assert found["privacy"] and found["local"]["optimizer"] == "adam"
 
 
@@ -315,7 +407,12 @@ def test_numbers_have_no_classes() -> None:
 
     x = np.random.default_rng(0).normal(size=(90, 2))
     frame = pd.DataFrame(
-        {"a": x[:, 0], "b": x[:, 1], "price": x @ [3.0, -2.0], "owner": np.repeat(["a", "b", "c"], 30)}
+        {
+            "a": x[:, 0],
+            "b": x[:, 1],
+            "price": x @ [3.0, -2.0],
+            "owner": np.repeat(["a", "b", "c"], 30),
+        }
     )
     given: dict[str, Any] = {
         "label": "price",
@@ -324,7 +421,9 @@ def test_numbers_have_no_classes() -> None:
         "public_rows": 0,
         "models": {"pool": ["linear"]},
     }
-    found = fedloom.run("fedavg", data=frame, local={k: v for k, v in ALL.items() if k != "class_weights"}, **given)
+    found = fedloom.run(
+        "fedavg", data=frame, local={k: v for k, v in ALL.items() if k != "class_weights"}, **given
+    )
     assert 0 < found.rmse < np.inf
     with pytest.raises(ConfigError, match="the label is a number, which has no classes"):
         fedloom.run("fedavg", data=frame, local={"class_weights": "balanced"}, **given)
@@ -340,7 +439,12 @@ def test_a_comparison_names_other_settings() -> None:
         "iterations": 1,
         "local_steps": 1.0,
     }
-    base = RunSummary.model_construct(**values, training_rows=5, architectures=["mlp"], scores={}, params={})
-    one, other = (base.model_copy(update={"name": n, "local": each}) for n, each in (("a", {}), ("b", {"clip": 1.0})))
+    base = RunSummary.model_construct(
+        **values, training_rows=5, architectures=["mlp"], scores={}, params={}
+    )
+    one, other = (
+        base.model_copy(update={"name": n, "local": each})
+        for n, each in (("a", {}), ("b", {"clip": 1.0}))
+    )
     assert unequal([one, other]) == ["local training: a its own; b clip = 1.0"]
     assert unequal([one, one.model_copy(update={"name": "c"})]) == []

@@ -1,4 +1,6 @@
-"""Every method that takes a mean, by every way that its settings allow, on every engine of one process."""
+"""Every method that takes a mean, by every way that its settings allow, on every engine of one
+process.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +37,28 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 NAMES = [
     name
-    for name, method in registry().items()  # sums of integers, of methods of tables, are in tests/test_secure_sum.py
+    # sums of integers, of methods of tables, are in tests/test_secure_sum.py
+    for name, method in registry().items()
     if method.client.MEANS and method.configure().exchanges and method.family != "tables"
 ]
 
 
 def after(name: str, how: Aggregator, **engine: Any) -> dict[str, torch.Tensor]:
-    """All tensors of everybody's state after a round; of FENS, FD and FedMosaic after more, which use means late."""
+    """All tensors of everybody's state after a round; of FENS, FD and FedMosaic after more, which
+    use means late.
+    """
     method, params = registry()[name], SMALL.get(name, {})
     if method.setting == "vertical":
         make: dict[str, Any] = {"make": whole} if name == "fedhssl" else {}
         states = Columns(method, 5, means=how, **make, **params, **engine).run(1).states()
         return {k: x for k, x in states.items() if isinstance(x, torch.Tensor)}
     places = contexts(6, make=common)
-    server = {"public": places[0].public, "groups": [0] * 6, "group_networks": [common], "pretrained": common}
+    server = {
+        "public": places[0].public,
+        "groups": [0] * 6,
+        "group_networks": [common],
+        "pretrained": common,
+    }
     return (
         Toy(method, client_contexts=places, server_side=server, means=how, **params, **engine)
         .run({"fens": 2, "fd": 2, "fedmosaic": 4}.get(name, 1))
@@ -58,11 +68,15 @@ def after(name: str, how: Aggregator, **engine: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.each_time("fedavg", "fccl", "proto-student")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_method_has_every_way_of_a_mean_that_its_settings_allow_on_every_engine(name: str) -> None:
+def test_a_method_has_every_way_of_a_mean_that_its_settings_allow_on_every_engine(
+    name: str,
+) -> None:
     method = registry()[name]
     cfg, plain = method.configure(params=SMALL.get(name, {})), after(name, MEAN)
     allowed = {
-        way: how for way, how in WAYS.items() if not cfg.refuses(how) and not (how.hidden and method.server is None)
+        way: how
+        for way, how in WAYS.items()
+        if not cfg.refuses(how) and not (how.hidden and method.server is None)
     }
     assert {"clip", "centered"} <= allowed.keys()
     for way, how in allowed.items():
@@ -72,4 +86,6 @@ def test_a_method_has_every_way_of_a_mean_that_its_settings_allow_on_every_engin
         assert all(x.isfinite().all() for x in loop.values()), way
         if method.setting == "horizontal" and way in ("median", "secure", "clip"):
             batched = after(name, how, batched=True)
-            assert all(torch.allclose(x.float(), batched[k].float(), atol=1e-3) for k, x in loop.items()), way
+            assert all(
+                torch.allclose(x.float(), batched[k].float(), atol=1e-3) for k, x in loop.items()
+            ), way

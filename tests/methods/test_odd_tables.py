@@ -1,4 +1,6 @@
-"""Every page of sums on tables as nobody wants them: finite predictions, also of rows that nobody had."""
+"""Every page of sums on tables as nobody wants them: finite predictions, also of rows that nobody
+had.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_predictions_are_finite(name: str) -> None:
         warnings.simplefilter("error")
         for kind in ("plain", "nothing known", "one value", "huge"):
             for cuts in CUTS.values():
-                toy = federation(methods.find(name), owners(*odd(kind), cuts, classes=3), **SETTINGS[name]).run(3)
+                toy = federation(
+                    methods.find(name), owners(*odd(kind), cuts, classes=3), **SETTINGS[name]
+                ).run(3)
                 assert not toy.fed.failures
                 for i in toy.engine.ids:
                     found = toy.party(i).infer(new)

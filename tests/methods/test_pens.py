@@ -32,7 +32,7 @@ def select_by_hand(toy: Toy, whom: dict[int, list[int]]) -> None:
         party.counts = {"taken": taken, "expected": torch.zeros_like(taken)}
 
 
-# -- stage 1 -------------------------------------------------------------------------------------------
+# -- stage 1 ---------------------------------------------------------------------------------------
 
 
 def test_the_lowest_losses_win_and_the_first_of_equals() -> None:
@@ -44,7 +44,9 @@ def test_the_lowest_losses_win_and_the_first_of_equals() -> None:
 
 @pytest.mark.parametrize("personal_head", [True, False])
 def test_a_round_of_stage_1_by_hand(personal_head: bool) -> None:
-    """NumPy: losses of received bodies on own rows, the two lowest of three, the plain mean with one's own."""
+    """NumPy: losses of received bodies on own rows, the two lowest of three, the plain mean with
+    one's own.
+    """
     common: dict[str, Any] = {"personal_head": personal_head, **TRAINING}
     trained = weights_of(Toy(ALONE, 6, **common).run(1))
     toy = Toy(PENS, 6, neighbours=3, top_m=2, **common)
@@ -52,12 +54,16 @@ def test_a_round_of_stage_1_by_hand(personal_head: bool) -> None:
     toy.run(1)
     notes = toy.engine.notes()
     for i in range(6):
-        own: dict[str, Any] = {k: v for k, v in trained[i].items() if k.startswith("head.") and personal_head}
+        own: dict[str, Any] = {
+            k: v for k, v in trained[i].items() if k.startswith("head.") and personal_head
+        }
         losses = [row_losses({**trained[j], **own}, toy.party(i).data).mean() for j in links[i]]
         best = {links[i][n] for n in np.argsort(losses)[:2]}
         counts = toy.party(i).counts
         assert counts["taken"].tolist() == [float(j in best) for j in range(6)]
-        assert torch.allclose(counts["expected"], torch.tensor([2 / 3 * (j in links[i]) for j in range(6)]).double())
+        assert torch.allclose(
+            counts["expected"], torch.tensor([2 / 3 * (j in links[i]) for j in range(6)]).double()
+        )
         assert np.allclose(notes[i]["mixing"], [(j in best or j == i) / 3 for j in range(6)])
         assert math.isclose(sum(notes[i]["mixing"]), 1)
         for k, v in toy.party(i).params.items():
@@ -68,12 +74,17 @@ def test_a_round_of_stage_1_by_hand(personal_head: bool) -> None:
 def test_expected_counts_follow_how_many_answered() -> None:
     toy = Toy(PENS, 6, neighbours=None, top_m=2)
     party, models = toy.party(0), weights_of(toy)
-    inbox = {str(j): {"weights": {k: v for k, v in models[j].items() if "head" not in k}} for j in range(1, 6)}
+    inbox = {
+        str(j): {"weights": {k: v for k, v in models[j].items() if "head" not in k}}
+        for j in range(1, 6)
+    }
     party.select(t=0, inbox={j: inbox[j] for j in "1234"})
     party.select(t=1, inbox={j: inbox[j] for j in "125"})
     party.select(t=2, inbox={j: inbox[j] for j in "1"})
     party.select(t=3, inbox={})
-    assert np.allclose(party.counts["expected"], [0, 1 / 2 + 2 / 3 + 1, 1 / 2 + 2 / 3, 1 / 2, 1 / 2, 2 / 3])
+    assert np.allclose(
+        party.counts["expected"], [0, 1 / 2 + 2 / 3 + 1, 1 / 2 + 2 / 3, 1 / 2, 1 / 2, 2 / 3]
+    )
     assert party.counts["taken"].tolist() == [0, 3, 2, 0, 0, 0]  # all are equal: the first ones
     assert selected(toy)[0] == {1, 2}
 
@@ -99,10 +110,12 @@ def test_loss_rows_bounds_what_is_compared_on() -> None:
         which = [int((party.data.every == row).all(-1).nonzero()[0]) for row in x]
         assert len(set(which)) == 7 and len(y) == 7
         losses = [row_losses(trained[j], party.data)[which].mean() for j in links[i]]
-        assert party.counts["taken"].nonzero().flatten().tolist() == [links[i][int(np.argmin(losses))]]
+        assert party.counts["taken"].nonzero().flatten().tolist() == [
+            links[i][int(np.argmin(losses))]
+        ]
 
 
-# -- what it comes down to -----------------------------------------------------------------------------
+# -- what it comes down to -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("top_m", [2, 5])
@@ -124,7 +137,7 @@ def test_stage_2_among_selected_peers_with_everybody_is_gossip_with_all() -> Non
     assert equal(pens.run(2, start=100).tensors(), gossip.run(2, start=100).tensors())
 
 
-# -- stage 2 -------------------------------------------------------------------------------------------
+# -- stage 2 ---------------------------------------------------------------------------------------
 
 
 def test_stage_2_asks_some_neighbours_that_are_present_and_nobody_else() -> None:
@@ -154,7 +167,9 @@ def test_only_neighbours_are_asked_in_both_stages() -> None:
 
 def test_a_mask_of_non_neighbours_leads_nowhere() -> None:
     """A peer that names whom it may not ask stops nobody's run."""
-    toy = Toy(PENS, 4, graph={0: [1], 1: [0, 2], 2: [1, 3], 3: [2]}, neighbours=None, stage1_rounds=1)
+    toy = Toy(
+        PENS, 4, graph={0: [1], 1: [0, 2], 2: [1, 3], 3: [2]}, neighbours=None, stage1_rounds=1
+    )
     select_by_hand(toy, {0: [0, 1, 3]})
     toy.run(1, start=1)
     assert set(asked(toy)) == {(0, 1)}
@@ -167,7 +182,7 @@ def test_the_coordinator_gets_no_number() -> None:
     assert asked(toy)
 
 
-# -- whether it works ----------------------------------------------------------------------------------
+# -- whether it works ------------------------------------------------------------------------------
 
 
 @pytest.mark.each_time("0-True", "1-False")
@@ -193,12 +208,18 @@ def test_planted_groups_are_found_and_learn(seed: int, personal_head: bool) -> N
         assert accuracy(toy) > max(0.6, accuracy(gossip) + 0.1)
 
 
-# -- engines and faults --------------------------------------------------------------------------------
+# -- engines and faults ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("faults", [None, Faults(dropout=0.1, crash=0.1, nan=0.1)])
 def test_isolated_parties_give_the_same_bits(faults: Faults | None) -> None:
-    settings: dict[str, Any] = {"neighbours": 3, "top_m": 1, "stage1_rounds": 4, "faults": faults, **TRAINING}
+    settings: dict[str, Any] = {
+        "neighbours": 3,
+        "top_m": 1,
+        "stage1_rounds": 4,
+        "faults": faults,
+        **TRAINING,
+    }
     one, two = (Toy(PENS, 5, isolated=isolated, **settings).run(7) for isolated in (False, True))
     assert equal(one.tensors(), two.tensors())
     assert one.engine.notes() == two.engine.notes()

@@ -24,15 +24,23 @@ PER_FEDAVG = methods.find("per-fedavg")
 Weights = dict[str, Tensor]
 
 
-def gradient(client_context: ClientContext, theta: Weights, half: str, graph: bool = False) -> Weights:
+def gradient(
+    client_context: ClientContext, theta: Weights, half: str, graph: bool = False
+) -> Weights:
     x, y, _ = getattr(client_context, half)
     at = {k: w if w.requires_grad else w.detach().requires_grad_() for k, w in theta.items()}
     loss = F.cross_entropy(functional_call(common(), at, (x,)), y)
-    return dict(zip(at, torch.autograd.grad(loss, list(at.values()), create_graph=graph), strict=True))
+    return dict(
+        zip(at, torch.autograd.grad(loss, list(at.values()), create_graph=graph), strict=True)
+    )
 
 
-def meta_gradient(client_context: ClientContext, theta: Weights, alpha: float, how: str, delta: float) -> Weights:
-    """The gradient of L(θ - α ∇L(θ, D^s), D^q), by differentiating through the step itself if exactly."""
+def meta_gradient(
+    client_context: ClientContext, theta: Weights, alpha: float, how: str, delta: float
+) -> Weights:
+    """The gradient of L(θ - α ∇L(θ, D^s), D^q), by differentiating through the step itself if
+    exactly.
+    """
     if how == "exact":
         at = {k: w.detach().requires_grad_() for k, w in theta.items()}
         s = gradient(client_context, at, "support", graph=True)
@@ -45,13 +53,19 @@ def meta_gradient(client_context: ClientContext, theta: Weights, alpha: float, h
     if how == "first_order":
         return r
     ahead, behind = (
-        gradient(client_context, {k: theta[k] + sign * delta * r[k] for k in theta}, "support") for sign in (1, -1)
+        gradient(client_context, {k: theta[k] + sign * delta * r[k] for k in theta}, "support")
+        for sign in (1, -1)
     )
     return {k: r[k] - alpha * (ahead[k] - behind[k]) / (2 * delta) for k in r}
 
 
 def by_hand(
-    theta: Weights, client_contexts: list[ClientContext], steps: int, how: str, alpha: float, beta: float
+    theta: Weights,
+    client_contexts: list[ClientContext],
+    steps: int,
+    how: str,
+    alpha: float,
+    beta: float,
 ) -> Weights:
     """One round of Algorithm 1 with all clients."""
     total = {k: torch.zeros_like(w, dtype=torch.float64) for k, w in theta.items()}
@@ -93,13 +107,18 @@ def test_the_variants_differ_and_at_alpha_0_they_are_steps_on_the_query_half() -
     for _ in range(2):
         each = [gradient(p, theta, "query") for p in client_contexts]
         counts = torch.tensor([len(p.rows) for p in client_contexts])
-        mean = {k: sum(n * g[k] for n, g in zip(counts, each, strict=True)) / counts.sum() for k in theta}
+        mean = {
+            k: sum(n * g[k] for n, g in zip(counts, each, strict=True)) / counts.sum()
+            for k in theta
+        }
         theta = {k: w - 0.2 * mean[k] for k, w in theta.items()}
     assert close(plain, theta)
 
 
 def test_a_first_step_is_augfl_s_halved() -> None:
-    """With y = 0 AugFL's first step is twice gradient descent's on the same objective, (11) to (13)."""
+    """With y = 0 AugFL's first step is twice gradient descent's on the same objective, (11) to
+    (13).
+    """
     assert augfl.AUGFL.configure().hvp == PER_FEDAVG.configure().hvp
     ours = Toy(PER_FEDAVG, beta=0.2, alpha=0.1).run(1)
     theirs = Toy(augfl.AUGFL, lam=0.0, meta_lr=0.1, alpha=0.1).run(1)
@@ -152,6 +171,8 @@ def test_a_robust_rule_keeps_a_liar_from_the_weights(method: str, rule: Rule) ->
         return dict(toy.server.weights)
 
     liars = {"liars": (2,), "lie": "huge"}
-    honest, kept, lost = weights(Robust(rule)), weights(Robust(rule), **liars), weights(MEAN, **liars)
+    honest = weights(Robust(rule))
+    kept = weights(Robust(rule), **liars)
+    lost = weights(MEAN, **liars)
     assert max(float((kept[k] - v).abs().max()) for k, v in honest.items()) < 1
     assert max(float(v.abs().max()) for v in lost.values()) > 1e3

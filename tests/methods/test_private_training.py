@@ -1,4 +1,6 @@
-"""DP-SGD and DP-FedAvg: sensitivities, degenerate cases, the same bits everywhere, and the ε that is reported."""
+"""DP-SGD and DP-FedAvg: sensitivities, degenerate cases, the same bits everywhere, and the ε that
+is reported.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ from fedloom.protect.aggregators import Private
 from fedloom.protect.noise import Draws
 from tests.toy import Toy, common, contexts, rows
 
-SMALL: dict[str, Any] = {"epochs": 2, "batch_size": 8, "lr": 0.1, "momentum": 0.0, "clients_per_round": None}
+SMALL: dict[str, Any] = {
+    "epochs": 2,
+    "batch_size": 8,
+    "lr": 0.1,
+    "momentum": 0.0,
+    "clients_per_round": None,
+}
 BY_ROWS: dict[str, Any] = {"unit": "rows", "sigma": 1.5, "clip": 0.5}
 
 
@@ -41,7 +49,9 @@ def changed(data: Rows, row: int, x: torch.Tensor, y: int) -> Rows:
 
 
 def test_a_row_moves_the_sum_by_the_clipping_norm_at_most() -> None:
-    """A row that counts as nothing moves it by C, one that is replaced by up to 2 C; both are nearly reached."""
+    """A row that counts as nothing moves it by C, one that is replaced by up to 2 C; both are
+    nearly reached.
+    """
     data, far = rows(12, 0), 1e3 * torch.ones(6)
     cfg = FEDAVG.configure(params={**SMALL, "dp": BY_ROWS})
     every = torch.arange(12)
@@ -50,9 +60,14 @@ def test_a_row_moves_the_sum_by_the_clipping_norm_at_most() -> None:
         party: Any = FEDAVG.client(cfg, replace(contexts(1, make=common)[0], data=data))
         return private.clipped_sum(party, list(party.params), which)
 
-    whole, without = total(changed(data, 3, far, 0)), total(changed(data, 3, far, 0), every[every != 3])
+    whole = total(changed(data, 3, far, 0))
+    without = total(changed(data, 3, far, 0), every[every != 3])
     assert 0.99 * 0.5 < float((whole - without).norm()) <= 0.5 * (1 + 1e-6)
-    moves = [float((total(changed(data, 3, s * far, y)) - whole).norm()) for s in (1, -1) for y in range(4)]
+    moves = [
+        float((total(changed(data, 3, s * far, y)) - whole).norm())
+        for s in (1, -1)
+        for y in range(4)
+    ]
     assert 0.5 < max(moves) <= 2 * 0.5 * (1 + 1e-6)
     assert total(data, every[:0]).eq(0).all()
     assert torch.isfinite(total(changed(data, 3, torch.full((6,), 1e38), 0))).all()
@@ -60,9 +75,11 @@ def test_a_row_moves_the_sum_by_the_clipping_norm_at_most() -> None:
 
 def test_with_every_row_no_noise_and_no_clipping_a_step_is_one_of_gradient_descent() -> None:
     dp: dict[str, Any] = {"unit": "rows", "sigma": 1e-12, "clip": 1e4}
+    # both take one step on all rows; the plain one repeats some to fill its batch, so it is done by
+    # hand
     plain, noisy = (
         Toy(FEDAVG, 3, **{**SMALL, "batch_size": 1000, **more}).run(2) for more in ({}, {"dp": dp})
-    )  # both take one step on all rows; the plain one repeats some to fill its batch, so it is done by hand
+    )
     party: Any = Toy(FEDAVG, 3, **{**SMALL, "batch_size": 1000, "dp": dp}).party(1)
     before = {k: v.clone() for k, v in party.params.items()}
     x, y = party.data.every, party.data.y(torch.arange(len(party.data)))
@@ -75,12 +92,17 @@ def test_with_every_row_no_noise_and_no_clipping_a_step_is_one_of_gradient_desce
 
 @pytest.mark.parametrize("unit", ["rows", "clients"])
 @pytest.mark.parametrize("personal_head", [False, True])
-def test_all_engines_give_the_same_bits_and_noise_changes_them(unit: str, personal_head: bool) -> None:
+def test_all_engines_give_the_same_bits_and_noise_changes_them(
+    unit: str, personal_head: bool
+) -> None:
     by: dict[str, Any] = {"dp": BY_ROWS} if unit == "rows" else {"means": noisy(0.5)}
-    more: dict[str, Any] = {"dp": {**BY_ROWS, "sigma": 5.0}} if unit == "rows" else {"means": noisy(5.0)}
+    more: dict[str, Any] = (
+        {"dp": {**BY_ROWS, "sigma": 5.0}} if unit == "rows" else {"means": noisy(5.0)}
+    )
     given: dict[str, Any] = {**SMALL, "personal_head": personal_head, **by}
     loop, isolated, batched = (
-        Toy(FEDAVG, 3, isolated=i, batched=b, **given).run(2) for i, b in ((False, False), (True, False), (False, True))
+        Toy(FEDAVG, 3, isolated=i, batched=b, **given).run(2)
+        for i, b in ((False, False), (True, False), (False, True))
     )
     found = loop.tensors()
     for other in (isolated, batched):
@@ -90,7 +112,9 @@ def test_all_engines_give_the_same_bits_and_noise_changes_them(unit: str, person
     assert any(not torch.equal(v, found[k]) for k, v in louder.items())
 
 
-def test_the_mean_of_updates_is_clipped_and_a_client_moves_it_by_the_norm_over_their_number() -> None:
+def test_the_mean_of_updates_is_clipped_and_a_client_moves_it_by_the_norm_over_their_number() -> (
+    None
+):
     start = {"a": torch.zeros(3), "b": torch.ones(2, 2)}
     sent = [{k: w + 10.0**i for k, w in start.items()} for i in range(3)]
 
@@ -101,7 +125,9 @@ def test_the_mean_of_updates_is_clipped_and_a_client_moves_it_by_the_norm_over_t
     whole = moved(sent)
     assert float(whole.norm()) == pytest.approx(0.2, rel=1e-4)  # all point the same way
     opposite = {k: w - 1.0 for k, w in start.items()}
-    assert float((moved([*sent[:2], opposite]) - whole).norm()) == pytest.approx(2 * 0.2 / 3, rel=1e-4)
+    assert float((moved([*sent[:2], opposite]) - whole).norm()) == pytest.approx(
+        2 * 0.2 / 3, rel=1e-4
+    )
     assert float((moved([*sent[:2], start]) - whole).norm()) == pytest.approx(0.2 / 3, rel=1e-4)
     server: Any = Toy(FEDAVG, 4, **SMALL, means=noisy(50.0)).run(1).server
     noise = torch.cat([w.flatten() for w in server.weights.values()])
@@ -111,13 +137,18 @@ def test_the_mean_of_updates_is_clipped_and_a_client_moves_it_by_the_norm_over_t
 def test_epsilon_counts_every_step_of_the_rounds_in_which_a_client_takes_part() -> None:
     cfg = FEDAVG.configure(params={**SMALL, "dp": BY_ROWS})
     (guarantee,) = cfg.guarantees
-    assert guarantee.epsilon([20.0] * 3) == pytest.approx(epsilon([Releases(1.5, 3 * 2 * 3, 8 / 20)], 1e-5))
+    assert guarantee.epsilon([20.0] * 3) == pytest.approx(
+        epsilon([Releases(1.5, 3 * 2 * 3, 8 / 20)], 1e-5)
+    )
     assert private.row_releases(cfg, [5.0, 5.0]) == [Releases(1.5, 4, 1.0)]
-    heads = FEDAVG.configure(params={**SMALL, "personal_head": True, "head_epochs": 1, "dp": BY_ROWS})
+    heads = FEDAVG.configure(
+        params={**SMALL, "personal_head": True, "head_epochs": 1, "dp": BY_ROWS}
+    )
     assert private.row_releases(heads, [20.0]) == [Releases(1.5, 9, 0.4)]
     seen: list[tuple[float, int, float]] = []
     client_contexts = [
-        replace(c, secret=1, privacy_budget=lambda *of: seen.append(of)) for c in contexts(2, make=common)
+        replace(c, secret=1, privacy_budget=lambda *of: seen.append(of))
+        for c in contexts(2, make=common)
     ]
     Toy(FEDAVG, client_contexts=client_contexts, **SMALL, dp=BY_ROWS).run(2)
     assert seen == [(1.5, 6, 8 / 20), (1.5, 8, 8 / 30)] * 2
@@ -133,7 +164,9 @@ def test_a_peer_of_gossip_sends_the_weights_of_dp_sgd() -> None:
     client.update(t=0, weights=client.params)
     alone.party(1).update(t=0)
     sent = alone.party(1).give(t=0)["weights"]
-    assert {*sent} == {*client.params} and all(torch.equal(w, client.params[k]) for k, w in sent.items())
+    assert {*sent} == {*client.params} and all(
+        torch.equal(w, client.params[k]) for k, w in sent.items()
+    )
     loop, isolated, plain = (
         Toy(gossip, client_contexts=places, isolated=apart, **{**given, **more}).run(2).tensors()
         for more, apart in (({"dp": BY_ROWS}, False), ({"dp": BY_ROWS}, True), ({}, False))
@@ -144,8 +177,12 @@ def test_a_peer_of_gossip_sends_the_weights_of_dp_sgd() -> None:
     charged = [replace(c, secret=1, privacy_budget=lambda *of: seen.append(of)) for c in places[:2]]
     Toy(gossip, client_contexts=charged, **given, personal_head=False, dp=BY_ROWS).run(2)
     assert seen == [(1.5, 6, 8 / 20), (1.5, 8, 8 / 30)] * 2
-    (guarantee,) = gossip.configure(params={**given, "personal_head": False, "dp": BY_ROWS}).guarantees
-    assert guarantee.epsilon([20.0] * 3) == pytest.approx(epsilon([Releases(1.5, 18, 8 / 20)], 1e-5))
+    (guarantee,) = gossip.configure(
+        params={**given, "personal_head": False, "dp": BY_ROWS}
+    ).guarantees
+    assert guarantee.epsilon([20.0] * 3) == pytest.approx(
+        epsilon([Releases(1.5, 18, 8 / 20)], 1e-5)
+    )
 
 
 def test_a_run_reports_epsilon_of_each_client(tmp_path: Path) -> None:
@@ -162,7 +199,9 @@ def test_a_run_reports_epsilon_of_each_client(tmp_path: Path) -> None:
     counts = list(map(sum, json.loads((tmp_path / "run" / "partition.json").read_text())["counts"]))
     cfg = FEDAVG.configure(params=params)
     for i, rounds, found in zip(sent, taken, one["epsilon"]["per_client"], strict=True):
-        assert found == pytest.approx(epsilon(private.row_releases(cfg, [counts[i]] * len(rounds)), 1e-5))
+        assert found == pytest.approx(
+            epsilon(private.row_releases(cfg, [counts[i]] * len(rounds)), 1e-5)
+        )
     page = result.report().read_text() if hasattr(result, "report") else ""
     assert "Differential privacy" in page and "Simulated" in page
 
@@ -171,11 +210,15 @@ def test_a_run_with_noise_on_its_means_reports_epsilon_of_each_client(tmp_path: 
     settings: dict[str, Any] = {"data": {"clients": 4}, "models": {"pool": ["linear"]}, "rounds": 3}
     noise = {"sigma": 0.5, "clip": 0.2, "delta": 1e-4}
     params = {"clients_per_round": 2, "epochs": 1}
-    result = fedloom.run("fedavg", **settings, params=params, aggregate={"noise": noise}, out=tmp_path / "run")
+    result = fedloom.run(
+        "fedavg", **settings, params=params, aggregate={"noise": noise}, out=tmp_path / "run"
+    )
     (one,) = json.loads((tmp_path / "run" / "result.json").read_text())["privacy"]
     assert one["message"] == "mean" and one["simulated"] and one["delta"] == 1e-4
     assert one["adjacency"] == "the updates of one client count as nothing"
-    for i, found in zip(one["epsilon"].get("clients", range(4)), one["epsilon"]["per_client"], strict=True):
+    for i, found in zip(
+        one["epsilon"].get("clients", range(4)), one["epsilon"]["per_client"], strict=True
+    ):
         taken = [t for t in range(3) if i in _participants(4, 2, t)]
         assert found == pytest.approx(epsilon([Releases(0.5, len(taken))], 1e-4))
     page = result.report().read_text()
@@ -197,7 +240,9 @@ def test_a_spent_budget_stops_the_call_with_its_reason() -> None:
 
 
 def test_what_has_no_bound_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"params.dp.unit: .* was renamed: write \[aggregate.noise\] with sigma"):
+    with pytest.raises(
+        ConfigError, match=r"params.dp.unit: .* was renamed: write \[aggregate.noise\] with sigma"
+    ):
         FEDAVG.configure(params={"dp": {"unit": "clients"}})
     client_contexts = contexts(2, make=lambda i: common(i, norm=True))
     with pytest.raises(ModelError, match="BatchNorm"):
@@ -210,7 +255,13 @@ def test_one_row_moves_a_proxy_by_no_more_than_its_bound_also_after_training() -
     """At the own head, trained on the own rows, a row moves the gradients of the others too."""
     plus, far = find("afind-plus"), 40 * torch.ones(6)
     data = rows(20, 1)
-    given: dict[str, Any] = {"epochs": 1, "head_epochs": 20, "lr": 0.5, "batch_size": 20, "probe_rows": 20}
+    given: dict[str, Any] = {
+        "epochs": 1,
+        "head_epochs": 20,
+        "lr": 0.5,
+        "batch_size": 20,
+        "probe_rows": 20,
+    }
 
     def proxy(data: Rows, dp: dict[str, Any], head: str) -> torch.Tensor:
         from fedloom.methods.peer import selection
@@ -231,11 +282,15 @@ def test_one_row_moves_a_proxy_by_no_more_than_its_bound_also_after_training() -
 
     dp: dict[str, Any] = {"target": "phi", "clip": 0.1}
     other = changed(data, 4, far, 0)
-    moved = {head: float((proxy(data, dp, head) - proxy(other, dp, head)).norm()) for head in ("initial", "own")}
+    moved = {
+        head: float((proxy(data, dp, head) - proxy(other, dp, head)).norm())
+        for head in ("initial", "own")
+    }
     bound = 2 * 0.1 / 20
     assert moved["initial"] <= bound * (1 + 1e-5) and moved["own"] > 2 * bound
     cfg = plus.configure(params={"threshold": "anchored", "dp": {"target": "phi", "sigma": 2.0}})
     (guarantee,) = cfg.guarantees
-    assert guarantee.epsilon([1.0]) == pytest.approx(4.37718, rel=1e-5)  # replaced: half the multiplier
+    # replaced: half the multiplier
+    assert guarantee.epsilon([1.0]) == pytest.approx(4.37718, rel=1e-5)
     assert guarantee.epsilon([1.0, 2.0, 20.0]) == pytest.approx(28.37, abs=0.01)
     assert math.isfinite(guarantee.epsilon([1e6]))

@@ -1,4 +1,6 @@
-"""Proto-EVFL's page against its paper: equations, one whole round by hand, what crosses, collapse, faults."""
+"""Proto-EVFL's page against its paper: equations, one whole round by hand, what crosses, collapse,
+faults.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +54,14 @@ Array = NDArray[np.float64]
 SELECTIONS = ["both", "forward", "nearest", "optimal"]
 
 
-# -- the equations, against NumPy ------------------------------------------------------------------------
+# -- the equations, against NumPy ------------------------------------------------------------------
 
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Array, Array, Array, ProtoEVFLConfig]:
-    """Embeddings (n, d), prototypes (Z, d), a prior (Z,) with perhaps masked classes, and settings; in float64."""
+    """Embeddings (n, d), prototypes (Z, d), a prior (Z,) with perhaps masked classes, and settings;
+    in float64.
+    """
     n, z, d = draw(st.integers(1, 12)), draw(st.integers(2, 6)), draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     there = rng.random(z) < draw(st.sampled_from([1.0, 0.6]))
@@ -105,15 +109,21 @@ def test_plans_and_costs_are_those_of_the_printed_equations(
     assert np.allclose(q.sum(0), 1, atol=1e-12)  # each class comes from somewhere
     assert math.isclose((p * q.sum(0)).sum(), 1, abs_tol=1e-12)
     both = transport_cost(ours[0], ours[1], ours[2], cfg).item()
-    forward = transport_cost(ours[0], ours[1], ours[2], cfg.model_copy(update={"transport": "forward"})).item()
+    forward = transport_cost(
+        ours[0], ours[1], ours[2], cfg.model_copy(update={"transport": "forward"})
+    ).item()
     assert math.isclose(forward, found["forward"], abs_tol=1e-10)
     assert math.isclose(both, found["forward"] + found["reverse"], abs_tol=1e-10)
 
 
 @given(problems())
-def test_the_nearest_prototype_is_one_that_exists(problem: tuple[Array, Array, Array, ProtoEVFLConfig]) -> None:
+def test_the_nearest_prototype_is_one_that_exists(
+    problem: tuple[Array, Array, Array, ProtoEVFLConfig],
+) -> None:
     f, mu, p, cfg = problem
-    ours = transport_cost(*in_torch(f, mu, p), cfg.model_copy(update={"transport": "nearest"})).item()
+    ours = transport_cost(
+        *in_torch(f, mu, p), cfg.model_copy(update={"transport": "nearest"})
+    ).item()
     c = by_numpy(*problem)["c"]
     theirs = np.mean([min(c[n, z] for z in range(len(p)) if p[z] > 0) for n in range(len(f))])
     assert math.isclose(ours, theirs, abs_tol=1e-12)
@@ -121,7 +131,9 @@ def test_the_nearest_prototype_is_one_that_exists(problem: tuple[Array, Array, A
 
 @settings(max_examples=15)
 @given(problems())
-def test_the_optimal_plan_is_a_linear_program_s(problem: tuple[Array, Array, Array, ProtoEVFLConfig]) -> None:
+def test_the_optimal_plan_is_a_linear_program_s(
+    problem: tuple[Array, Array, Array, ProtoEVFLConfig],
+) -> None:
     pytest.importorskip("ot")
     from scipy.optimize import linprog
 
@@ -134,11 +146,15 @@ def test_the_optimal_plan_is_a_linear_program_s(problem: tuple[Array, Array, Arr
     marginals = np.concatenate([np.full(n, 1 / n), p])
     least = linprog(c.ravel(), A_eq=np.vstack([rows, columns]), b_eq=marginals, method="highs").fun
     assert math.isclose((plan * c).sum(), least, abs_tol=1e-9)
-    ours = transport_cost(*in_torch(f, mu, p), cfg.model_copy(update={"transport": "optimal"})).item()
+    ours = transport_cost(
+        *in_torch(f, mu, p), cfg.model_copy(update={"transport": "optimal"})
+    ).item()
     assert math.isclose(ours, least, abs_tol=1e-9)
 
 
-def test_without_its_library_transport_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_library_transport_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ot", None)
     with pytest.raises(MethodError, match=r'pip install -e ".\[ot\]"'):
         optimal_plan(torch.ones(2, 2), torch.ones(2) / 2)
@@ -167,7 +183,9 @@ def test_class_means_of_classes_with_and_without_rows() -> None:
     f, y = torch.randn(7, 2), torch.tensor([0, 2, 2, 0, 0, 2, 2])
     means, counts = class_means(f, y, 4)
     assert counts.tolist() == [3, 0, 4, 0]
-    assert torch.allclose(means[0], f[y == 0].mean(0)) and torch.allclose(means[2], f[y == 2].mean(0))
+    assert torch.allclose(means[0], f[y == 0].mean(0)) and torch.allclose(
+        means[2], f[y == 2].mean(0)
+    )
     assert (means[1] == 0).all() and (means[3] == 0).all()
 
 
@@ -177,7 +195,7 @@ def test_likeness_is_the_mean_cosine_of_two_different_rows() -> None:
     assert likeness(mu[:1]).item() == pytest.approx(0, abs=1e-6)
 
 
-# -- priors ----------------------------------------------------------------------------------------------
+# -- priors ----------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.sampled_from([0.0, 1.0, 2.5]))
@@ -186,7 +204,9 @@ def test_gamma_is_at_most_an_equal_share(counts: list[int], smoothing: float) ->
         counts[0] = 1
     gamma = share_of_rarest(torch.tensor(counts), smoothing).item()
     assert 0 <= gamma <= 1 / len(counts) + 1e-7
-    assert gamma == pytest.approx((min(counts) + smoothing) / (sum(counts) + smoothing * len(counts)))
+    assert gamma == pytest.approx(
+        (min(counts) + smoothing) / (sum(counts) + smoothing * len(counts))
+    )
 
 
 @settings(max_examples=25)
@@ -230,8 +250,12 @@ def test_the_estimate_of_a_prior_by_numpy() -> None:
     party.prior = torch.tensor([0.6, 0.1, 0.3])
     counts = np.bincount(belongs.argmax(1), minlength=CLASSES) + 1.0
     gamma = counts.min() / counts.sum()
-    sent = party.improve(t=0, prototypes=torch.from_numpy(mu).float(), prior=torch.from_numpy(overall).float())
-    assert np.allclose(sent["prior"].numpy(), gamma * overall + (1 - gamma) * belongs.mean(0), atol=1e-6)
+    sent = party.improve(
+        t=0, prototypes=torch.from_numpy(mu).float(), prior=torch.from_numpy(overall).float()
+    )
+    assert np.allclose(
+        sent["prior"].numpy(), gamma * overall + (1 - gamma) * belongs.mean(0), atol=1e-6
+    )
     assert party.take_notes()["gamma"] == pytest.approx(gamma)
 
 
@@ -245,13 +269,15 @@ def test_the_prior_is_estimated_from_so_many_own_rows() -> None:
             party.prior = torch.from_numpy(uniform).float()
             found = party.improve(t=t, prototypes=mu, prior=party.prior)["prior"].numpy()
             f = party.infer(x).double().numpy()
-            assert np.allclose(found, by_numpy(f, mu.double().numpy(), uniform, party.cfg)["pi"].mean(0), atol=1e-6)
+            assert np.allclose(
+                found, by_numpy(f, mu.double().numpy(), uniform, party.cfg)["pi"].mean(0), atol=1e-6
+            )
             estimates.append(found)
     assert not np.allclose(estimates[0], estimates[2])  # other rows each round
     assert np.array_equal(estimates[1], estimates[3])
 
 
-# -- the active party's network --------------------------------------------------------------------------
+# -- the active party's network --------------------------------------------------------------------
 
 
 def fusion(**params: Any) -> Fusion:
@@ -298,24 +324,33 @@ def test_the_fusion_passes_gradcheck() -> None:
     net = fusion().double()
     for p in net.parameters():
         nn.init.normal_(p, std=0.5)
-    f, y = torch.randn(4, 3, WIDTH, dtype=torch.float64).requires_grad_(), torch.tensor([0, 2, 1, 0])
+    f = torch.randn(4, 3, WIDTH, dtype=torch.float64).requires_grad_()
+    y = torch.tensor([0, 2, 1, 0])
     assert torch.autograd.gradcheck(lambda f: F.cross_entropy(net(f), y), f)
 
 
-# -- prototypes ------------------------------------------------------------------------------------------
+# -- prototypes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["mean", "sum", "fixed"])
 def test_prototypes_continue_as_their_closed_form_says(how: str) -> None:
-    """With extractors and active party at rest, after t rounds: (1-ρ)^t μ + (1-(1-ρ)^t) c;  μ + t ρ c;  μ."""
+    """With extractors and active party at rest, after t rounds: (1-ρ)^t μ + (1-(1-ρ)^t) c;  μ + t ρ
+    c;  μ.
+    """
     toy, t, rho = Columns(PROTO, prototypes=how, rho=0.3, steps=0, epochs=0), 4, 0.3
     toy.run(1)
-    means = torch.stack([class_means(f, labels(toy.active), CLASSES)[0] for f in toy.active.embedded.unbind(1)])
+    means = torch.stack(
+        [class_means(f, labels(toy.active), CLASSES)[0] for f in toy.active.embedded.unbind(1)]
+    )
     start = torch.randn_like(means)
     toy.active.prototypes = start
     toy.run(t, start=1)
     keep = (1 - rho) ** t
-    closed = {"mean": keep * start + (1 - keep) * means, "sum": start + t * rho * means, "fixed": start}[how]
+    closed = {
+        "mean": keep * start + (1 - keep) * means,
+        "sum": start + t * rho * means,
+        "fixed": start,
+    }[how]
     assert torch.allclose(toy.active.prototypes, closed, atol=1e-5)
 
 
@@ -335,11 +370,13 @@ def test_prototypes_are_made_of_what_adaptors_give() -> None:
     assert torch.allclose(toy.active.prototypes, torch.stack(means), atol=1e-6)
 
 
-# -- one whole round, against the algorithm's box in plain torch -----------------------------------------
+# -- one whole round, against the algorithm's box in plain torch -----------------------------------
 
 
 class Box:
-    """Algorithm 1 for all parties at once, written out from the paper and the page's list of differences."""
+    """Algorithm 1 for all parties at once, written out from the paper and the page's list of
+    differences.
+    """
 
     def __init__(self, toy: Columns) -> None:
         self.cfg, self.toy = toy.cfg, toy
@@ -347,7 +384,9 @@ class Box:
         self.top = copy.deepcopy(toy.active.net.module)
         cfg = self.cfg
         kind: Any = torch.optim.AdamW if cfg.optimizer == "adamw" else torch.optim.SGD
-        self.opts = [kind(net.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay) for net in self.nets]
+        self.opts = [
+            kind(net.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay) for net in self.nets
+        ]
         self.top_opt = kind(self.top.parameters(), lr=cfg.active_lr, weight_decay=0.0)
         self.x = [context.rows.every for context in toy.contexts]
         self.y = labels(toy.active)
@@ -383,12 +422,17 @@ class Box:
         for m, x in enumerate(self.x):
             own = x if cfg.local_rows == "all" else x[self.n :]
             pi = self.plan(self.embed(m, own), self.mu[m], self.priors[m])
-            counts = torch.stack([(pi.argmax(1) == z).sum() for z in range(CLASSES)]).float() + cfg.smoothing
+            counts = (
+                torch.stack([(pi.argmax(1) == z).sum() for z in range(CLASSES)]).float()
+                + cfg.smoothing
+            )
             gamma = counts.min() / counts.sum()
             self.priors[m] = p = gamma * self.prior + (1 - gamma) * pi.mean(0)
             all_rows = cfg.local_rows == "all"
             number = local_steps(self.toy.party(m))
-            for batch in self.toy.contexts[m].unlabeled(t, steps=number, size=cfg.batch_size, aligned=all_rows):
+            for batch in self.toy.contexts[m].unlabeled(
+                t, steps=number, size=cfg.batch_size, aligned=all_rows
+            ):
                 self.local_step(m, batch, p)
             f.append(self.embed(m, x)[: self.n])
         for number in range(t * cfg.epochs, (t + 1) * cfg.epochs):
@@ -464,7 +508,9 @@ def test_each_selection_lowers_its_own_cost(transport: str) -> None:
 
     def cost(net: nn.Module) -> float:
         with torch.no_grad():
-            return transport_cost(net.train()(party.data.every), received["prototypes"], p, toy.cfg).item()
+            return transport_cost(
+                net.train()(party.data.every), received["prototypes"], p, toy.cfg
+            ).item()
 
     assert cost(copy.deepcopy(party.net.module)) < cost(Columns(PROTO).party(1).net.module)
 
@@ -478,8 +524,15 @@ def test_resting_extractors_stay_as_they_began() -> None:
 
 
 def test_local_training_can_keep_to_the_unaligned_rows() -> None:
-    """The aligned rows of one party are replaced: only what it sends of them may change, not what it learns."""
-    params: dict[str, Any] = {"local_rows": "unaligned", "prior": "uniform", "centered": False, "steps": 4}
+    """The aligned rows of one party are replaced: only what it sends of them may change, not what
+    it learns.
+    """
+    params: dict[str, Any] = {
+        "local_rows": "unaligned",
+        "prior": "uniform",
+        "centered": False,
+        "steps": 4,
+    }
     toys = [Columns(PROTO, **params), Columns(PROTO, **params)]
     context = toys[1].contexts[1]
     context.rows.pool[context.rows.index[: context.aligned]] += 1
@@ -498,7 +551,10 @@ def test_local_epochs_are_as_many_steps_as_cover_the_rows_so_often(local_rows: s
     states = toy.run(2).states()
     assert same(states, Columns(PROTO, local_rows=local_rows, steps=number).run(2).states())
     shared = Columns(PROTO, local_rows=local_rows, local_epochs="epochs", epochs=2)
-    assert same(shared.run(2).states(), Columns(PROTO, local_rows=local_rows, steps=number, epochs=2).run(2).states())
+    assert same(
+        shared.run(2).states(),
+        Columns(PROTO, local_rows=local_rows, steps=number, epochs=2).run(2).states(),
+    )
 
 
 @pytest.mark.parametrize("epochs", [0, 1.5, True, "all"])
@@ -514,7 +570,7 @@ def test_without_unaligned_rows_training_on_them_is_reported() -> None:
     assert Columns(PROTO, unaligned=0).run(1).active.begun
 
 
-# -- who learns what -------------------------------------------------------------------------------------
+# -- who learns what -------------------------------------------------------------------------------
 
 
 def test_only_prototypes_and_priors_go_down_and_embeddings_and_priors_up() -> None:
@@ -527,7 +583,9 @@ def test_only_prototypes_and_priors_go_down_and_embeddings_and_priors_up() -> No
         ("party", "active", "improve", f"embedded float32[{n},{d}]; prior float32[{z}]"),
     }
     for heard in toy.heard:
-        down = {k: tuple(v.shape) if isinstance(v, Tensor) else type(v) for k, v in heard.put.items()}
+        down = {
+            k: tuple(v.shape) if isinstance(v, Tensor) else type(v) for k, v in heard.put.items()
+        }
         assert down in ({}, {"t": int, "prior": (z,), "prototypes": (z, d)})
         for _, leaf in leaves({"put": dict(heard.put), "reply": heard.reply}):
             if isinstance(leaf, Tensor):
@@ -537,7 +595,11 @@ def test_only_prototypes_and_priors_go_down_and_embeddings_and_priors_up() -> No
 
 def test_messages_between_colocated_parties_is_not_counted() -> None:
     toy = Columns(PROTO).run(2)
-    assert {name for pair in toy.fed.ledger.pairs for name in pair} == {"active", "party-1", "party-2"}
+    assert {name for pair in toy.fed.ledger.pairs for name in pair} == {
+        "active",
+        "party-1",
+        "party-2",
+    }
     assert {h.party for h in toy.heard} == {0, 1, 2}
 
 
@@ -565,7 +627,8 @@ def test_labels_reach_a_party_by_prototypes_and_no_other_way() -> None:
         assert torch.equal(first[0][m], first[1][m])  # before prototypes: not one bit
         assert not torch.allclose(received[0][m]["prototypes"], received[1][m]["prototypes"])
         assert torch.equal(received[0][m]["prior"], received[1][m]["prior"])
-    assert moved(true.states(), false.states()) == {"active", "0", "1", "2"}  # and after them they differ
+    # and after them they differ
+    assert moved(true.states(), false.states()) == {"active", "0", "1", "2"}
     toys = [Columns(PROTO), Columns(PROTO, relabel=shuffled)]
     for toy in toys:  # with the same prototypes they are one again
         for m in (0, 1, 2):
@@ -587,7 +650,7 @@ def test_a_run_gives_labels_to_the_active_party_alone() -> None:
     assert labels is not None and int((labels >= 0).sum()) == toy.server.context.aligned == 200
 
 
-# -- noise -----------------------------------------------------------------------------------------------
+# -- noise -----------------------------------------------------------------------------------------
 
 
 def test_no_noise_draws_nothing() -> None:
@@ -596,7 +659,13 @@ def test_no_noise_draws_nothing() -> None:
 
 
 def test_noise_on_embeddings_has_the_stated_deviation_and_is_fresh_each_round() -> None:
-    rest: dict[str, Any] = {"steps": 0, "epochs": 0, "prior": "uniform", "aligned": 500, "unaligned": 5}
+    rest: dict[str, Any] = {
+        "steps": 0,
+        "epochs": 0,
+        "prior": "uniform",
+        "aligned": 500,
+        "unaligned": 5,
+    }
     plain = Columns(PROTO, **rest).run(2)
     noisy, again = (Columns(PROTO, **rest, embedding_noise=0.3).run(2) for _ in range(2))
 
@@ -605,12 +674,17 @@ def test_noise_on_embeddings_has_the_stated_deviation_and_is_fresh_each_round() 
         return sent - without if method == "introduce" else sent["embedded"] - without["embedded"]
 
     draws = [
-        noise(noisy, method, t, m) for method, t in (("introduce", 0), ("improve", 0), ("improve", 1)) for m in (0, 1)
+        noise(noisy, method, t, m)
+        for method, t in (("introduce", 0), ("improve", 0), ("improve", 1))
+        for m in (0, 1)
     ]
     for n, draw in enumerate(draws):
         assert draw.std().item() == pytest.approx(0.3, rel=0.06)
         assert abs(draw.mean().item()) < 0.03
-        assert all(abs(torch.corrcoef(torch.stack([draw.flatten(), d.flatten()]))[0, 1]) < 0.1 for d in draws[:n])
+        assert all(
+            abs(torch.corrcoef(torch.stack([draw.flatten(), d.flatten()]))[0, 1]) < 0.1
+            for d in draws[:n]
+        )
     assert same(noisy.states(), again.states())
     test = noisy.party(1).contribution(on="test") - plain.party(1).contribution(on="test")
     assert test.shape == (TESTED, WIDTH) and test.std().item() == pytest.approx(0.3, rel=0.25)
@@ -629,7 +703,8 @@ def test_noise_on_prototypes_touches_only_what_goes_down() -> None:
     draws = [
         torch.stack(
             [
-                noisy.received("improve", t)[m]["prototypes"] - plain.received("improve", t)[m]["prototypes"]
+                noisy.received("improve", t)[m]["prototypes"]
+                - plain.received("improve", t)[m]["prototypes"]
                 for m in (0, 1, 2)
             ]
         )
@@ -637,15 +712,19 @@ def test_noise_on_prototypes_touches_only_what_goes_down() -> None:
     ]
     for draw in draws:
         assert draw.std().item() == pytest.approx(0.2, rel=0.12)
-    assert not torch.allclose(draws[0], draws[1], atol=0.1) and not torch.allclose(draws[0][0], draws[0][1], atol=0.1)
+    assert not torch.allclose(draws[0], draws[1], atol=0.1) and not torch.allclose(
+        draws[0][0], draws[0][1], atol=0.1
+    )
 
 
-# -- classes and rows that are missing -------------------------------------------------------------------
+# -- classes and rows that are missing -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("preset", ["recommended", "paper"])
 @pytest.mark.parametrize("transport", SELECTIONS)
-def test_a_class_without_aligned_rows_has_no_prototype_and_no_prior(transport: str, preset: str) -> None:
+def test_a_class_without_aligned_rows_has_no_prototype_and_no_prior(
+    transport: str, preset: str
+) -> None:
     if transport == "optimal":
         pytest.importorskip("ot")
     toy = Columns(PROTO, rare=(1,), transport=transport, preset=preset).run(3)
@@ -671,8 +750,18 @@ def test_the_prototype_of_a_class_without_aligned_rows_stays(how: str) -> None:
 
 @pytest.mark.parametrize(
     "odd",
-    [{"batch_size": 2}, {"batch_size": 7}, {"aligned": 6, "batch_size": 16}, {"unaligned": 0, "batch_size": 64}],
-    ids=["smaller than Z", "a last partial batch", "fewer aligned than a batch", "fewer rows than a batch"],
+    [
+        {"batch_size": 2},
+        {"batch_size": 7},
+        {"aligned": 6, "batch_size": 16},
+        {"unaligned": 0, "batch_size": 64},
+    ],
+    ids=[
+        "smaller than Z",
+        "a last partial batch",
+        "fewer aligned than a batch",
+        "fewer rows than a batch",
+    ],
 )
 def test_odd_numbers_of_rows(odd: dict[str, Any]) -> None:
     toy = Columns(PROTO, **odd).run(2)
@@ -680,7 +769,7 @@ def test_odd_numbers_of_rows(odd: dict[str, Any]) -> None:
     assert not toy.fed.failures and len(toy.sent("improve", 1)) == 3
 
 
-# -- parties that are missing ----------------------------------------------------------------------------
+# -- parties that are missing ----------------------------------------------------------------------
 
 
 def test_what_a_silent_party_sent_before_continues_to_count() -> None:
@@ -704,7 +793,9 @@ def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
     failed = {(f.round, f.party) for f in toy.fed.failures if f.kind == "improve"}
     for m in toy.engine.ids:
         good = [
-            h for h in toy.heard if h.method == "improve" and h.party == m and (h.round, f"party-{m}") not in failed
+            h
+            for h in toy.heard
+            if h.method == "improve" and h.party == m and (h.round, f"party-{m}") not in failed
         ]
         assert good and not any(isinstance(h.reply, Failure) for h in good)
         assert torch.equal(toy.active.embedded[:, m], good[-1].reply["embedded"])
@@ -723,7 +814,7 @@ def test_a_party_that_is_silent_at_first_postpones_the_beginning() -> None:
     assert not toy.sent("introduce", 2)  # once is enough
 
 
-# -- collapse --------------------------------------------------------------------------------------------
+# -- collapse --------------------------------------------------------------------------------------
 
 DIGITS: dict[str, Any] = {
     "method": "proto-evfl",
@@ -751,12 +842,16 @@ def test_centered_extractors_do_not_collapse(caplog: pytest.LogCaptureFixture) -
     assert not caplog.records
 
 
-def test_without_centering_they_do_and_the_user_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_centering_they_do_and_the_user_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING, "fedloom"):
         loud = ran({"centered": False, "lr": 1e-3, "rollback": False})
     assert noted(loud, "collapsed") == [1, 1, 1]
     said = [r.getMessage() for r in caplog.records]
-    assert len(said) == 4 and all(any(f"party-{m} collapsed" in text for text in said) for m in range(4))
+    assert len(said) == 4 and all(
+        any(f"party-{m} collapsed" in text for text in said) for m in range(4)
+    )
     assert all("params.rollback=true" in text for text in said)
 
 
@@ -767,7 +862,11 @@ def test_a_collapsed_extractor_goes_back_bit_for_bit() -> None:
         return Columns(PROTO, steps=5, lr=1e-2, gamma=1.0, rollback=rollback).run(1)
 
     def network(party: Any) -> dict[str, Tensor]:
-        return {k: v.clone() for part in ("params", "buffers", "opt") for k, v in getattr(party, part).items()}
+        return {
+            k: v.clone()
+            for part in ("params", "buffers", "opt")
+            for k, v in getattr(party, part).items()
+        }
 
     prior = torch.tensor([1 - 2e-6, 1e-6, 1e-6])
     mu = torch.zeros(CLASSES, WIDTH)
@@ -775,13 +874,16 @@ def test_a_collapsed_extractor_goes_back_bit_for_bit() -> None:
     party, free = toy(True).party(1), toy(False).party(1)
     assert party.take_notes()["collapsed"] == free.take_notes()["collapsed"] == 0
     before, f = network(party), party.infer(aligned_rows(party))
-    assert {"mean", "square", "step", "centre.running_mean", "centre.num_batches_tracked"} <= set(before)
+    assert {"mean", "square", "step", "centre.running_mean", "centre.num_batches_tracked"} <= set(
+        before
+    )
     sent = party.improve(t=1, prototypes=mu, prior=prior)
     notes = party.take_notes()
     assert notes["collapsed"] == notes["share of the largest pseudo-class"] == 1
     assert same(before, network(party))
     assert torch.equal(sent["embedded"], f)  # and that is what it sends
-    assert torch.equal(party.prototypes, mu) and torch.allclose(party.prior, prior)  # what it was told stays
+    # what it was told stays
+    assert torch.equal(party.prototypes, mu) and torch.allclose(party.prior, prior)
     free.improve(t=1, prototypes=mu, prior=prior)
     assert free.take_notes()["collapsed"] == 1
     assert all(not torch.equal(v, before[k]) for k, v in network(free).items())
@@ -797,7 +899,7 @@ def test_of_two_classes_one_may_be_rare() -> None:
     assert limit(0.3, 0.3, 0.4) == pytest.approx(0.7) and limit(*[0.1] * 10) == 0.6
 
 
-# -- evaluation, presets, resuming, learning -------------------------------------------------------------
+# -- evaluation, presets, resuming, learning -------------------------------------------------------
 
 
 def test_a_party_alone_answers_with_prototypes_and_prior() -> None:
@@ -812,8 +914,19 @@ def test_a_party_alone_answers_with_prototypes_and_prior() -> None:
 
 def test_the_paper_s_preset_is_the_printed_one() -> None:
     paper, ours = PROTO.configure("paper"), PROTO.configure()
-    assert (paper.lr, paper.active_lr, paper.batch_size, paper.weight_decay, paper.rho) == (1e-5, 5e-4, 64, 0.1, 0.1)
-    assert (paper.similarity, paper.temperature, paper.prototypes, paper.adapter) == ("dot", 1.0, "sum", "linear")
+    assert (paper.lr, paper.active_lr, paper.batch_size, paper.weight_decay, paper.rho) == (
+        1e-5,
+        5e-4,
+        64,
+        0.1,
+        0.1,
+    )
+    assert (paper.similarity, paper.temperature, paper.prototypes, paper.adapter) == (
+        "dot",
+        1.0,
+        "sum",
+        "linear",
+    )
     assert (ours.similarity, ours.temperature, ours.prototypes, ours.rho, ours.centered) == (
         "cosine",
         0.1,
@@ -825,8 +938,15 @@ def test_the_paper_s_preset_is_the_printed_one() -> None:
 
 
 @pytest.mark.parametrize("faults", [{}, {"dropout": 0.15, "nan": 0.1}], ids=["calm", "faults"])
-def test_a_run_that_was_stopped_continues_to_the_same_bits(faults: dict[str, float], tmp_path: Path) -> None:
-    values = {**DIGITS, "rounds": 4, "faults": faults, "params": {"steps": 3, "epochs": 1, "embedding_noise": 0.1}}
+def test_a_run_that_was_stopped_continues_to_the_same_bits(
+    faults: dict[str, float], tmp_path: Path
+) -> None:
+    values = {
+        **DIGITS,
+        "rounds": 4,
+        "faults": faults,
+        "params": {"steps": 3, "epochs": 1, "embedding_noise": 0.1},
+    }
     values["columns"] = {"aligned": 40, "unaligned": 30}
     run = check({"run": values}).run
     whole = execute(run)
@@ -841,7 +961,9 @@ def test_a_run_that_was_stopped_continues_to_the_same_bits(faults: dict[str, flo
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_it_learns(seed: int) -> None:
-    """Its parties alone as well, which never saw a label. No more than that is claimed: see docs/vertical.md."""
+    """Its parties alone as well, which never saw a label. No more than that is claimed: see
+    docs/vertical.md.
+    """
     final = {(r[4], r[3]): r[-1] for r in ran(seed=seed, rounds=4).metrics}
     assert final["accuracy mean", ""] > 0.3
     assert final["accuracy alone mean", ""] > 0.3

@@ -19,10 +19,15 @@ from fedloom.methods.vertical.steps import PrincipalComponents
 from tests.methods.columns import CLASSES, WIDTH, Columns, extractor
 
 STUDENT = methods.find("proto-student")
-SMALL: dict[str, Any] = {"pca_dim": 2, "steps": 3, "epochs": 1, "make": lambda m: extractor(m, WIDTH - 2)}
+SMALL: dict[str, Any] = {
+    "pca_dim": 2,
+    "steps": 3,
+    "epochs": 1,
+    "make": lambda m: extractor(m, WIDTH - 2),
+}
 
 
-# -- principal components -----------------------------------------------------------------------------------
+# -- principal components --------------------------------------------------------------------------
 
 
 def test_components_are_those_of_a_singular_value_decomposition() -> None:
@@ -57,33 +62,43 @@ def test_components_come_first_and_no_training_moves_them() -> None:
     x = party.data.every
     embedded = party.infer(x)
     assert embedded.shape[1] == WIDTH
-    torch.testing.assert_close(embedded[:, :2], (x - after["principal.mean"]) @ after["principal.directions"])
+    torch.testing.assert_close(
+        embedded[:, :2], (x - after["principal.mean"]) @ after["principal.directions"]
+    )
 
 
 def test_components_are_of_own_rows_and_differ_between_parties() -> None:
     toy = Columns(STUDENT, **SMALL)
-    assert not torch.equal(toy.party(1).buffers["principal.mean"], toy.party(2).buffers["principal.mean"])
+    assert not torch.equal(
+        toy.party(1).buffers["principal.mean"], toy.party(2).buffers["principal.mean"]
+    )
     x = toy.party(1).data.every
     torch.testing.assert_close(toy.party(1).buffers["principal.mean"], x.mean(0))
 
 
 @pytest.mark.parametrize("method", ["proto-evfl", "split", "proto-student"])
 def test_some_numbers_must_be_left_to_learn(method: str) -> None:
-    with pytest.raises(ConfigError, match=r"params\.pca_dim must be below params\.embedding_dim = 8"):
+    with pytest.raises(
+        ConfigError, match=r"params\.pca_dim must be below params\.embedding_dim = 8"
+    ):
         methods.find(method).configure(params={"embedding_dim": 8, "pca_dim": 8})
 
 
-# -- what is learned from --------------------------------------------------------------------------------------
+# -- what is learned from --------------------------------------------------------------------------
 
 
 def test_the_surest_rows_of_each_class() -> None:
-    beliefs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7], [0.7, 0.3], [0.2, 0.8], [0.55, 0.45], [0.1, 0.9]])
+    beliefs = torch.tensor(
+        [[0.9, 0.1], [0.6, 0.4], [0.3, 0.7], [0.7, 0.3], [0.2, 0.8], [0.55, 0.45], [0.1, 0.9]]
+    )
     rows, named = most_confident(beliefs, 0.5)
-    assert rows.tolist() == [0, 3, 4, 6] and named.tolist() == [0, 0, 1, 1]  # 2 of 4, and 2 of 3 rounded up
+    # 2 of 4, and 2 of 3 rounded up
+    assert rows.tolist() == [0, 3, 4, 6] and named.tolist() == [0, 0, 1, 1]
     rows, named = most_confident(beliefs, 1.0)
     assert rows.tolist() == list(range(7)) and torch.equal(named, beliefs.argmax(1))
     rows, named = most_confident(beliefs[:2], 0.01)
-    assert rows.tolist() == [0] and named.tolist() == [0]  # a class that nobody is named by has none
+    # a class that nobody is named by has none
+    assert rows.tolist() == [0] and named.tolist() == [0]
 
 
 def test_pictures_are_shifted_and_tables_are_not() -> None:
@@ -102,7 +117,8 @@ def test_pictures_are_shifted_and_tables_are_not() -> None:
 
 def test_a_round_is_steps_of_cross_entropy_on_the_surest_rows() -> None:
     toy = Columns(STUDENT, **{**SMALL, "steps": 4, "weight_decay": 0.01})
-    party, other = toy.party(1), Columns(STUDENT, **{**SMALL, "steps": 4, "weight_decay": 0.01}).party(1)
+    party = toy.party(1)
+    other = Columns(STUDENT, **{**SMALL, "steps": 4, "weight_decay": 0.01}).party(1)
     mu = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(1))
     party.improve(t=0, prototypes=mu, prior=torch.full((CLASSES,), 1 / CLASSES))
     net, x = other.net.module, other.data.every
@@ -119,14 +135,17 @@ def test_a_round_is_steps_of_cross_entropy_on_the_surest_rows() -> None:
         torch.testing.assert_close(party.params[k], p.detach(), atol=1e-6, rtol=1e-5)
 
 
-# -- what crosses -----------------------------------------------------------------------------------------------
+# -- what crosses ----------------------------------------------------------------------------------
 
 
 def test_messages_are_those_of_proto_evfl_and_the_head_stays() -> None:
     params: dict[str, Any] = {**SMALL, "rollback": False}
     ours = Columns(STUDENT, isolated=True, **params).run(2)
     theirs = Columns(methods.find("proto-evfl"), isolated=True, **params).run(2)
-    entries = [[(e.round, e.sender, e.receiver, e.kind, e.what, e.count) for e in w.fed.ledger] for w in (ours, theirs)]
+    entries = [
+        [(e.round, e.sender, e.receiver, e.kind, e.what, e.count) for e in w.fed.ledger]
+        for w in (ours, theirs)
+    ]
     assert entries[0] == entries[1] and entries[0]
     assert all("head" not in what for *_, what, _ in entries[0])
 
@@ -141,16 +160,25 @@ def test_labels_reach_a_party_by_prototypes_and_no_other_way() -> None:
 
     (introduced, improved), (same, other) = first_reply(False), first_reply(True)
     assert all(torch.equal(a, b) for a, b in zip(introduced, same, strict=True))
-    assert not all(torch.equal(a["embedded"], b["embedded"]) for a, b in zip(improved, other, strict=True))
+    assert not all(
+        torch.equal(a["embedded"], b["embedded"]) for a, b in zip(improved, other, strict=True)
+    )
 
 
-# -- learning ---------------------------------------------------------------------------------------------------
+# -- learning --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_it_learns(seed: int) -> None:
-    overrides = [f"seed={seed}", "rounds=4", "data.test_rows=200", "evaluate.points=1", "models.pool=['mlp']"]
+    overrides = [
+        f"seed={seed}",
+        "rounds=4",
+        "data.test_rows=200",
+        "evaluate.points=1",
+        "models.pool=['mlp']",
+    ]
     run = read("proto-student", [*overrides, "columns.aligned=100", "params.steps=30"]).run
     result = execute(run)
     last = {metric: value for round, _, _, _, metric, value in result.metrics if round == 4}
-    assert last["accuracy mean"] > 0.5 and last["own accuracy alone mean"] > 0.5  # 0.74 and 0.70; chance is 0.1
+    # 0.74 and 0.70; chance is 0.1
+    assert last["accuracy mean"] > 0.5 and last["own accuracy alone mean"] > 0.5

@@ -1,4 +1,6 @@
-"""Robust rules on every page that averages weights or answers: what a liar, or too many of them, can move."""
+"""Robust rules on every page that averages weights or answers: what a liar, or too many of them,
+can move.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,16 @@ PEERS: dict[str, dict[str, Any]] = {
 }
 """The methods in which each peer averages."""
 RULES = ("median", "trimmed", "krum", "multikrum", "clip", "centered")
-SUMS = {"fedboost", "fedboost-mix", "fedforest", "fedforest-mix", "fedextra", "fedglm", "fedcox", "stats"}
+SUMS = {
+    "fedboost",
+    "fedboost-mix",
+    "fedforest",
+    "fedforest-mix",
+    "fedextra",
+    "fedglm",
+    "fedcox",
+    "stats",
+}
 """Methods whose replies are integers that are added exactly, and refuse a rule."""
 NOTHING_TO_COMBINE = {"local", "alone", "kd-only", "server-ce-only", "local-only"}
 """Configurations of pages with rules in which nothing is averaged."""
@@ -64,8 +75,12 @@ def by(rule: Any, f: int = 1) -> Aggregator:
     return MEAN if rule == "mean" else Robust(rule, f)
 
 
-def toy(name: str, rule: str, liars: tuple[int, ...] = (), n: int = 7, f: int = 1, **params: Any) -> Toy:
-    """Parties with one network and like data, of which some multiply all that they send by a million."""
+def toy(
+    name: str, rule: str, liars: tuple[int, ...] = (), n: int = 7, f: int = 1, **params: Any
+) -> Toy:
+    """Parties with one network and like data, of which some multiply all that they send by a
+    million.
+    """
     places = contexts(n, make=common)
     server = {"public": places[0].public, "groups": [0] * n, "group_networks": [common]}
     faults = Faults(liars=liars, lie="huge")
@@ -83,7 +98,9 @@ def told(toy: Toy) -> dict[str, Tensor]:
         nonlocal count
         count += 1
         content = {**shared, **(each or {}).get(0, {})}
-        floats = {k: x for k, x in leaves(content) if isinstance(x, Tensor) and x.is_floating_point()}
+        floats = {
+            k: x for k, x in leaves(content) if isinstance(x, Tensor) and x.is_floating_point()
+        }
         found.update({f"{count} {method} {k}": x.detach().clone() for k, x in floats.items()})
         return call(parties, method, shared, each, number)
 
@@ -127,7 +144,11 @@ def test_peers_withstand_f_liars_and_no_more(name: str) -> None:
     honest = kept(toy(name, "mean"))
     assert largest(honest) < 10
     assert largest(kept(toy(name, "mean", (2,)))) > 1000
-    for rule in ("clip", "centered") if name == "cobo" else ("clip", "centered", "median", "trimmed", "multikrum"):
+    for rule in (
+        ("clip", "centered")
+        if name == "cobo"
+        else ("clip", "centered", "median", "trimmed", "multikrum")
+    ):
         assert apart(kept(toy(name, rule, (2,))), honest) < largest(honest), rule
     if name != "cobo":
         assert largest(kept(toy(name, "trimmed", (2, 5)))) > 1000
@@ -138,7 +159,9 @@ def test_the_aggregator_of_fens_withstands_a_liar() -> None:
 
     def step(rule: str) -> Tensor:
         server: Any = Toy(methods.find("fens"), 7, aggregator="weights", make=common).server
-        changes = [{k: torch.full_like(w, 0.01) for k, w in server.params.items()} for _ in range(7)]
+        changes = [
+            {k: torch.full_like(w, 0.01) for k, w in server.params.items()} for _ in range(7)
+        ]
         changes[2] = {k: torch.full_like(w, -1e6) for k, w in server.params.items()}
         before = {k: w.clone() for k, w in server.params.items()}
         still = {k: torch.zeros_like(w) for k, w in server.params.items()}
@@ -167,7 +190,9 @@ def test_a_mean_of_answers_withstands_a_liar_that_is_sure_of_another_class(kind:
 
 
 def test_with_a_rule_a_claim_of_rows_does_not_count() -> None:
-    """Clients of AugFL hear the number of all rows: by a rule the median claim times the number of claims."""
+    """Clients of AugFL hear the number of all rows: by a rule the median claim times the number of
+    claims.
+    """
 
     def rows(rule: str) -> int:
         federation = toy("augfl", rule, n=5)
@@ -193,7 +218,9 @@ def test_fd_gives_a_target_where_enough_clients_have_the_class() -> None:
     toy = Toy(methods.find("fd"), 4, means=Robust("median"))
     server: Any = toy.server
     means = torch.arange(4.0)[:, None, None].expand(4, 4, 4).clone()
-    present = torch.tensor([[1, 1, 0, 1], [1, 1, 0, 0], [1, 0, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
+    present = torch.tensor(
+        [[1, 1, 0, 1], [1, 1, 0, 0], [1, 0, 1, 1], [1, 1, 0, 0]], dtype=torch.bool
+    )
     means[3] = 1e6
     replies = {i: {"means": means[i], "present": present[i]} for i in range(4)}
     told = server.teach(toy.fed.combine(replies, weight="present", kind="logits", read=server.read))
@@ -214,16 +241,27 @@ def refusal(name: str, aggregate: dict[str, Any], **changes: Any) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("name", ["fedmd", "cfd", "feddf", "fd", "fccl", "augfl", "fedproto", "fedavg-adam"])
+@pytest.mark.parametrize(
+    "name", ["fedmd", "cfd", "feddf", "fd", "fccl", "augfl", "fedproto", "fedavg-adam"]
+)
 def test_too_few_clients_for_a_rule_are_refused_before_any_work(name: str) -> None:
-    words = "aggregate: rule = 'krum' with f = 1 needs 5 participants in a round, not 4: add clients"
+    words = (
+        "aggregate: rule = 'krum' with f = 1 needs 5 participants in a round, not 4: add clients"
+    )
     assert refusal(name, {"rule": "krum"}) == words
 
 
 def test_a_group_of_one_architecture_must_be_large_enough() -> None:
     each = ["linear", "linear", "linear", "mlp", "mlp"]
-    values = {"method": "feddf", "data": {"clients": 5}, "models": {"each": each}, "aggregate": {"rule": "median"}}
-    with pytest.raises(ConfigError, match="'median' with f = 1 needs 3 clients of each architecture, not 2: "):
+    values = {
+        "method": "feddf",
+        "data": {"clients": 5},
+        "models": {"each": each},
+        "aggregate": {"rule": "median"},
+    }
+    with pytest.raises(
+        ConfigError, match="'median' with f = 1 needs 3 clients of each architecture, not 2: "
+    ):
         build(check({"run": values}).run)
 
 
@@ -231,7 +269,9 @@ def test_a_peer_with_too_few_neighbours_is_refused() -> None:
     ring = {i: [(i - 1) % 6, (i + 1) % 6] for i in range(6)}
     gossip = methods.find("gossip")
     Toy(gossip, 6, graph=ring, means=by("median")).run(1)
-    message = "'krum' with f = 1 needs 5 models at a peer, its own among them, but peer 0 gets at most 3"
+    message = (
+        "'krum' with f = 1 needs 5 models at a peer, its own among them, but peer 0 gets at most 3"
+    )
     with pytest.raises(MethodError, match=message):
         Toy(gossip, 6, graph=ring, means=by("krum")).run(1)
     with pytest.raises(MethodError, match="but peer 0 gets at most 2"):
@@ -249,16 +289,27 @@ def test_a_peer_that_hears_too_few_keeps_its_own_model() -> None:
     assert all(torch.equal(alone[k], v) for k, v in silent.run(1).tensors().items())
     party = Toy(gossip, 5, means=by("median")).party(0)
     own = {k: v.clone() for k, v in party.params.items()}
-    party.mix(t=0, inbox={"1": {"weights": {k: v + 1 for k, v in own.items() if not k.startswith("head.")}}})
+    party.mix(
+        t=0,
+        inbox={"1": {"weights": {k: v + 1 for k, v in own.items() if not k.startswith("head.")}}},
+    )
     assert all(torch.equal(party.params[k], v) for k, v in own.items())
 
 
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("cfd", {"trust": "kernel"}, 'params.trust = "kernel" weighs single answers by what their clients know'),
+        (
+            "cfd",
+            {"trust": "kernel"},
+            'params.trust = "kernel" weighs single answers by what their clients know',
+        ),
         ("fedmd", {"include_self": False}, "no client can remove its own answer: leave"),
-        ("afind-plus", {}, 'choose rule = "clip" or "centered", or set params.aggregation = "uniform"'),
+        (
+            "afind-plus",
+            {},
+            'choose rule = "clip" or "centered", or set params.aggregation = "uniform"',
+        ),
         ("ditto-afind", {}, "models are weighed by loss"),
         ("cobo", {}, "CoBo weighs models by w"),
         ("local", {}, "aggregate: local with these settings takes no mean"),
@@ -267,7 +318,9 @@ def test_a_peer_that_hears_too_few_keeps_its_own_model() -> None:
         ("dispfl", {}, "aggregate: dispfl takes no mean of clients' replies"),
     ],
 )
-def test_what_does_not_go_together_is_refused(name: str, params: dict[str, Any], message: str) -> None:
+def test_what_does_not_go_together_is_refused(
+    name: str, params: dict[str, Any], message: str
+) -> None:
     assert message in refusal(name, {"rule": "median"}, params=params)
 
 
@@ -275,17 +328,23 @@ def test_the_engines_agree_under_a_rule() -> None:
     engines: list[dict[str, Any]] = [{}, {"isolated": True}, {"batched": True}]
     for name in ("fedmd", "gossip"):
         plain, isolated, batched = (
-            Toy(methods.find(name), 5, means=by("centered"), make=common, **how).run(2).tensors() for how in engines
+            Toy(methods.find(name), 5, means=by("centered"), make=common, **how).run(2).tensors()
+            for how in engines
         )
         assert all(torch.equal(plain[k], isolated[k]) for k in plain)
         assert all(torch.allclose(plain[k], batched[k], atol=1e-5) for k in plain)
 
 
 def test_the_docs_say_for_each_method_whether_it_has_rules() -> None:
-    """Both tables of docs/robust.md together name every method once, and the first those that have them."""
+    """Both tables of docs/robust.md together name every method once, and the first those that have
+    them.
+    """
     text = (Path(__file__).parents[2] / "docs" / "robust.md").read_text()
     tables = re.findall(r"^\| methods(?: without a rule)? \|.*\n((?:\|.*\n)+)", text, re.M)
-    have, lack = ([*re.findall(r"`([a-z-]+)`", " ".join(r.split("|")[1] for r in t.splitlines()))] for t in tables)
+    have, lack = (
+        [*re.findall(r"`([a-z-]+)`", " ".join(r.split("|")[1] for r in t.splitlines()))]
+        for t in tables
+    )
     assert sorted([*have, *lack]) == sorted(methods.registry())
     configured = {name for name, method in methods.registry().items() if method.client.MEANS}
     assert {*have} <= configured
@@ -293,7 +352,9 @@ def test_the_docs_say_for_each_method_whether_it_has_rules() -> None:
 
 
 def test_the_mean_prior_of_proto_evfl_withstands_f_liars_and_no_more() -> None:
-    """A prior is a distribution, so a liar moves their mean by 1 / n at most; a rule leaves it less."""
+    """A prior is a distribution, so a liar moves their mean by 1 / n at most; a rule leaves it
+    less.
+    """
     honest = torch.softmax(0.1 * torch.randn(7, 3, generator=torch.Generator().manual_seed(0)), -1)
     sure = torch.tensor([0.0, 0.0, 1.0])
 
@@ -310,7 +371,9 @@ def test_the_mean_prior_of_proto_evfl_withstands_f_liars_and_no_more() -> None:
 
 
 def test_a_liar_neither_adds_nor_removes_a_class_of_priors() -> None:
-    """Parties leave out classes of which the prior is 0, and those without aligned rows have no prototype."""
+    """Parties leave out classes of which the prior is 0, and those without aligned rows have no
+    prototype.
+    """
     for rule in ("mean", *RULES):
         active = Columns(methods.find("proto-evfl"), 7, rare=[2], means=by(rule)).active
         nobody = torch.tensor([1.0, 0.0, 0.0])
@@ -326,7 +389,8 @@ def test_the_mean_top_of_fedhssl_withstands_f_liars_and_no_more() -> None:
         lies = {m: {k: 1e6 * x for k, x in tops[m].items()} for m in range(liars)}
         replies = {m: {"top": top, "rows": torch.tensor(10)} for m, top in {**tops, **lies}.items()}
         found: Any = fedhssl.top_means(Federation(LocalEngine([]), aggregator=by(rule, f)), replies)
-        assert {*found} == {*range(8 if rule == "mean" else 7)}  # one alone is too few for a rule, and keeps its own
+        # one alone is too few for a rule, and keeps its own
+        assert {*found} == {*range(8 if rule == "mean" else 7)}
         return max(float(x.abs().max()) for m in found for x in found[m]["top"].values())
 
     assert largest("mean", 1) > 1e5 < largest("trimmed", 2)
@@ -339,8 +403,14 @@ def test_a_round_of_fedhssl_withstands_a_liar() -> None:
     def largest(rule: str, liars: tuple[int, ...]) -> float:
         faults = Faults(liars=liars, lie="huge")
         few: dict[str, Any] = {"steps": 2, "epochs": 1, "pretrain_rounds": 1, "projection_dim": 8}
-        toy = Columns(methods.find("fedhssl"), 5, make=whole, faults=faults, means=by(rule), **few).run(1)
-        return max(float(x.abs().max()) for k, x in toy.party(0).params.items() if k.startswith(fedhssl.TOP))
+        toy = Columns(
+            methods.find("fedhssl"), 5, make=whole, faults=faults, means=by(rule), **few
+        ).run(1)
+        return max(
+            float(x.abs().max())
+            for k, x in toy.party(0).params.items()
+            if k.startswith(fedhssl.TOP)
+        )
 
     assert largest("mean", ()) < 5 and largest("mean", (2,)) > 1000
     assert largest("median", (2,)) < 5

@@ -1,4 +1,6 @@
-"""FedAvg with shares of noise: a step of gradient descent, whose sum has the noise of the fewest nodes that open it."""
+"""FedAvg with shares of noise: a step of gradient descent, whose sum has the noise of the fewest
+nodes that open it.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,17 @@ N = 5
 
 def toy(*, sigma: float = 1.0, how: Any = None, name: str = "fedavg", **params: Any) -> Toy:
     dp = {"unit": "rows", "noise": "shares", "sigma": sigma, "clip": 0.5}
-    given: dict[str, Any] = {"clients_per_round": None, "personal_head": False, "lr": 0.2, "dp": dp, **params}
+    given: dict[str, Any] = {
+        "clients_per_round": None,
+        "personal_head": False,
+        "lr": 0.2,
+        "dp": dp,
+        **params,
+    }
     given = {k: v for k, v in given.items() if name == "fedavg" or k != "clients_per_round"}
-    return Toy(find(name), client_contexts=contexts(N, make=common), means=how or Secure(1), **given)
+    return Toy(
+        find(name), client_contexts=contexts(N, make=common), means=how or Secure(1), **given
+    )
 
 
 def test_a_round_is_a_step_along_the_clipped_gradients_of_all_rows() -> None:
@@ -51,7 +61,10 @@ def test_one_row_moves_the_rounded_sum_by_the_norm_at_most() -> None:
     party: Any = toy().party(0)
     names, ends = list(party.params), []
     party.params = {k: 3 * w for k, w in party.params.items()}  # gradients beyond the clipping norm
-    for draw in (lambda n: torch.zeros(n).numpy(), lambda n: torch.full((n,), 1 - 1e-9).double().numpy()):
+    for draw in (
+        lambda n: torch.zeros(n).numpy(),
+        lambda n: torch.full((n,), 1 - 1e-9).double().numpy(),
+    ):
         ends.append(shares.rounded_sum(party, names, draw))
     d = len(ends[0])
     spread = (ends[1] - ends[0]).double().norm() / len(party.data)
@@ -98,7 +111,9 @@ def test_epsilon_and_the_charge_are_those_of_all_steps() -> None:
     ((sigma, count, rate, excess),) = charged
     assert (sigma, count, rate) == (3.0, 1, 1.0) and 0 < excess < 1e-3
     (guarantee,) = party.cfg.guarantees
-    assert guarantee.epsilon([float(d)] * 10) == pytest.approx(epsilon([Releases(3.0, 10, 1.0, excess)], 1e-5))
+    assert guarantee.epsilon([float(d)] * 10) == pytest.approx(
+        epsilon([Releases(3.0, 10, 1.0, excess)], 1e-5)
+    )
     assert party.take_notes()[shares.NUMBERS] == d
 
 

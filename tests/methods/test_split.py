@@ -23,7 +23,13 @@ from fedloom.engines import LocalEngine
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.execute import Stopped, execute
-from fedloom.methods.vertical.steps import aligned_rows, batch_indices, labels, learn, steps_per_pass
+from fedloom.methods.vertical.steps import (
+    aligned_rows,
+    batch_indices,
+    labels,
+    learn,
+    steps_per_pass,
+)
 from tests.methods.columns import CLASSES, WIDTH, Columns, extractor, moved, same
 
 SPLIT, ALONE, POOLED = (methods.find(n) for n in ("split", "active-only", "pooled"))
@@ -33,7 +39,11 @@ OPTIMIZERS: dict[str, Any] = {
     "momentum": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9},
     "two rates": {"optimizer": "adamw", "lr": 1e-2, "active_lr": 1e-3},
 }
-SUM: dict[str, Any] = {"top_model": "sum", "embedding_dim": CLASSES, "make": lambda m: extractor(m, CLASSES)}
+SUM: dict[str, Any] = {
+    "top_model": "sum",
+    "embedding_dim": CLASSES,
+    "make": lambda m: extractor(m, CLASSES),
+}
 
 
 class Joint:
@@ -45,7 +55,9 @@ class Joint:
         cfg: of the method.
     """
 
-    def __init__(self, bottoms: Sequence[nn.Module], top: nn.Module, x: Sequence[Tensor], y: Tensor, cfg: Any) -> None:
+    def __init__(
+        self, bottoms: Sequence[nn.Module], top: nn.Module, x: Sequence[Tensor], y: Tensor, cfg: Any
+    ) -> None:
         self.bottoms = nn.ModuleList(copy.deepcopy(b) for b in bottoms)
         self.top: Any = copy.deepcopy(top)
         self.x, self.y, self.cfg = x, y, cfg
@@ -63,7 +75,11 @@ class Joint:
         for number in numbers:
             for rows in aligned_plan(seed, number, len(self.y), self.cfg.batch_size):
                 f = torch.stack([b(x[rows]) for b, x in zip(self.bottoms, self.x, strict=True)], 1)
-                logits = f.sum(1) + self.top.bias if self.cfg.top_model == "sum" else self.top(f.flatten(1))
+                logits = (
+                    f.sum(1) + self.top.bias
+                    if self.cfg.top_model == "sum"
+                    else self.top(f.flatten(1))
+                )
                 self.step.zero_grad()
                 F.cross_entropy(logits, self.y[rows]).backward()
                 self.step.step()
@@ -72,7 +88,12 @@ class Joint:
         """The largest difference of a weight or statistic to theirs."""
         pairs = [*zip(self.bottoms, parties, strict=True), (self.top, active)]
         gaps = [
-            (value - {**party.params, **(party.buffers if party.net.state()["buffers"] else {})}[name]).abs().max()
+            (
+                value
+                - {**party.params, **(party.buffers if party.net.state()["buffers"] else {})}[name]
+            )
+            .abs()
+            .max()
             for net, party in pairs
             for name, value in net.state_dict().items()
         ]
@@ -81,7 +102,11 @@ class Joint:
 
 def joint_of(parties: Sequence[Any], active: Any, cfg: Any) -> Joint:
     return Joint(
-        [p.net.module for p in parties], active.net.module, [aligned_rows(p) for p in parties], labels(active), cfg
+        [p.net.module for p in parties],
+        active.net.module,
+        [aligned_rows(p) for p in parties],
+        labels(active),
+        cfg,
     )
 
 
@@ -89,14 +114,16 @@ def parties_of(toy: Columns) -> list[Any]:
     return [toy.party(m) for m in toy.engine.ids]
 
 
-# -- a step is the joint network's -----------------------------------------------------------------------
+# -- a step is the joint network's -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("top_model", ["network", "sum"])
 @pytest.mark.parametrize("how", OPTIMIZERS)
 @pytest.mark.parametrize("centered", [True, False], ids=["centered", "plain"])
 def test_steps_are_those_of_the_joint_network(how: str, top_model: str, centered: bool) -> None:
-    toy = Columns(SPLIT, centered=centered, epochs=2, **OPTIMIZERS[how], **(SUM if top_model == "sum" else {}))
+    toy = Columns(
+        SPLIT, centered=centered, epochs=2, **OPTIMIZERS[how], **(SUM if top_model == "sum" else {})
+    )
     joint = joint_of(parties_of(toy), toy.active, toy.cfg)
     start = toy.states()
     toy.run(2)
@@ -120,9 +147,14 @@ def test_pooled_is_the_joint_network_on_all_rows_of_all() -> None:
     assert (toy.server.context.aligned, others.server.context.aligned) == (30 + 4 * 25, 30)
     assert torch.equal(labels(toy.server)[:30], labels(others.server))
     engine = LocalEngine([make() for make in toy.clients])
-    for m in engine.ids:  # among all rows are each party's own of the other plan, at the same position everywhere
+    # among all rows are each party's own of the other plan, at the same position everywhere
+    for m in engine.ids:
         context = engine._parties[m].context
-        assert len(context.rows) == context.aligned and "own" not in context.tests and context.rows.labels is None
+        assert (
+            len(context.rows) == context.aligned
+            and "own" not in context.tests
+            and context.rows.labels is None
+        )
         theirs = others.clients[m]().context
         assert torch.equal(raw(context.rows)[:30], raw(theirs.rows)[:30])
         assert torch.equal(raw(context.rows)[30 + 25 * m : 55 + 25 * m], raw(theirs.rows)[30:])
@@ -161,7 +193,8 @@ def test_each_step_is_one_forward_pass_at_each_party() -> None:
 
 def test_the_gradient_that_goes_down_is_the_loss_s_by_what_came_up() -> None:
     toy = Columns(SPLIT, epochs=1, batch_size=16, aligned=16)
-    top, y = copy.deepcopy(toy.active.net.module), labels(toy.active, batch_indices(toy.active, 0, 0))
+    top = copy.deepcopy(toy.active.net.module)
+    y = labels(toy.active, batch_indices(toy.active, 0, 0))
     toy.run(1)
     f = torch.stack([toy.sent("embed", 0)[m] for m in range(3)], 1).requires_grad_()
     (g,) = torch.autograd.grad(F.cross_entropy(top(f), y), f)
@@ -178,7 +211,7 @@ def test_gradients_lie_in_memory_as_they_come_off_a_wire(how: str) -> None:
     assert all(received["cut"].is_contiguous() for received in learn(active, parts, 0, 0).values())
 
 
-# -- who learns what -------------------------------------------------------------------------------------
+# -- who learns what -------------------------------------------------------------------------------
 
 
 def test_embeddings_go_up_and_their_gradients_down_and_never_a_label() -> None:
@@ -193,8 +226,14 @@ def test_embeddings_go_up_and_their_gradients_down_and_never_a_label() -> None:
     for heard in toy.heard:
         for _, leaf in leaves({"put": dict(heard.put), "reply": heard.reply}):
             if isinstance(leaf, Tensor):
-                assert not leaf.requires_grad and leaf.grad_fn is None and leaf.dtype == torch.float32
-    assert {name for pair in toy.fed.ledger.pairs for name in pair} == {"active", "party-1", "party-2"}
+                assert (
+                    not leaf.requires_grad and leaf.grad_fn is None and leaf.dtype == torch.float32
+                )
+    assert {name for pair in toy.fed.ledger.pairs for name in pair} == {
+        "active",
+        "party-1",
+        "party-2",
+    }
 
 
 @pytest.mark.parametrize(("aligned", "rows"), [(30, 32), (32, 32), (6, 8)])
@@ -202,19 +241,24 @@ def test_bytes_are_two_floats_for_each_number_of_an_embedding(aligned: int, rows
     """2 · 4 · N d for each passive party and pass, N the rows of its full batches."""
     toy = Columns(SPLIT, 4, aligned=aligned, epochs=2).run(3)
     for t in range(3):
-        assert sum(e.bytes for e in toy.fed.ledger if e.round == t) == 3 * 2 * (2 * 4 * rows * WIDTH)
+        assert sum(e.bytes for e in toy.fed.ledger if e.round == t) == 3 * 2 * (
+            2 * 4 * rows * WIDTH
+        )
     assert toy.fed.ledger.sent("active") == toy.fed.ledger.received("active")
 
 
 def test_a_party_s_gradient_shows_its_rows_labels_where_the_top_is_a_sum() -> None:
-    """Why docs/vertical.md warns: the one negative number of a row's gradient stands at its label."""
+    """Why docs/vertical.md warns: the one negative number of a row's gradient stands
+    at its label.
+    """
     toy = Columns(SPLIT, epochs=1, **SUM).run(1)
     number, step = (toy.received("update", 0)[1][k] for k in ("number", "step"))
-    cut, y = toy.received("update", 0)[1]["cut"], labels(toy.active, batch_indices(toy.active, number, step))
+    cut = toy.received("update", 0)[1]["cut"]
+    y = labels(toy.active, batch_indices(toy.active, number, step))
     assert torch.equal(cut.argmin(1), y) and ((cut < 0).sum(1) == 1).all()
 
 
-# -- the active party alone ------------------------------------------------------------------------------
+# -- the active party alone ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", OPTIMIZERS)
@@ -244,7 +288,7 @@ def test_alone_it_does_not_take_another_s_columns_while_its_own_are_away() -> No
     assert not moved(start, toy.states()) and not toy.heard
 
 
-# -- settings --------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 def test_a_sum_needs_a_number_for_each_class() -> None:
@@ -255,17 +299,24 @@ def test_a_sum_needs_a_number_for_each_class() -> None:
 def test_what_a_method_fixes_and_presets() -> None:
     assert ALONE.server is not SPLIT.server and POOLED.needs == ("pooled rows",) and not SPLIT.needs
     paper = SPLIT.configure("paper")
-    assert (paper.optimizer, paper.lr, paper.active_lr, paper.centered, paper.epochs) == ("sgd", 1e-5, 5e-4, False, 8)
+    assert (paper.optimizer, paper.lr, paper.active_lr, paper.centered, paper.epochs) == (
+        "sgd",
+        1e-5,
+        5e-4,
+        False,
+        8,
+    )
     assert SPLIT.configure(params={"epochs": 4}).iterations_per_round == 4
     with pytest.raises(ConfigError, match=r"params\.epochs"):
         SPLIT.configure(params={"epochs": 0})
 
 
-# -- odd numbers, missing parties, resuming --------------------------------------------------------------
+# -- odd numbers, missing parties, resuming --------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "odd", [{"batch_size": 2, "centered": False}, {"batch_size": 7}, {"aligned": 6, "batch_size": 16}]
+    "odd",
+    [{"batch_size": 2, "centered": False}, {"batch_size": 7}, {"aligned": 6, "batch_size": 16}],
 )
 def test_odd_numbers_of_rows(odd: dict[str, Any]) -> None:
     toy = Columns(SPLIT, **odd)
@@ -314,11 +365,13 @@ def test_a_run_that_was_stopped_continues_to_the_same_bits(method: str, tmp_path
     assert resumed.metrics == whole.metrics
 
 
-# -- learning --------------------------------------------------------------------------------------------
+# -- learning --------------------------------------------------------------------------------------
 
 
 def test_what_other_parties_hold_is_worth_something() -> None:
-    """Digits, of which each party sees half: split learning above the active party alone, and that above chance."""
+    """Digits, of which each party sees half: split learning above the active party alone, and that
+    above chance.
+    """
 
     def accuracy(method: str) -> float:
         found = []

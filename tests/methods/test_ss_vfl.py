@@ -1,4 +1,6 @@
-"""SS-VFL's page: its losses on hand numbers, its views, what crosses, and split learning as its second phase."""
+"""SS-VFL's page: its losses on hand numbers, its views, what crosses, and split learning as its
+second phase.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,13 @@ from fedloom.methods.vertical.self_supervision import (
 )
 from fedloom.methods.vertical.ss_vfl import SSVFLConfig, info_nce
 
-SMALL: dict[str, Any] = {"pretrain_rounds": 1, "steps": 2, "epochs": 1, "embedding_dim": 8, "batch_size": 16}
+SMALL: dict[str, Any] = {
+    "pretrain_rounds": 1,
+    "steps": 2,
+    "epochs": 1,
+    "embedding_dim": 8,
+    "batch_size": 16,
+}
 
 
 class Vertical:
@@ -52,12 +60,22 @@ class Vertical:
     """
 
     def __init__(
-        self, method: str, data: str = "digits", *, faults: Faults | None = None, relabel: bool = False, **params: Any
+        self,
+        method: str,
+        data: str = "digits",
+        *,
+        faults: Faults | None = None,
+        relabel: bool = False,
+        **params: Any,
     ) -> None:
         torch.set_num_threads(1)
         self.run_plan = run_plan(method, data, **params)
         self.cfg, active = self.run_plan.cfg, self.run_plan.server
-        assert active is not None and active.context.data is not None and active.context.data.labels is not None
+        assert (
+            active is not None
+            and active.context.data is not None
+            and active.context.data.labels is not None
+        )
         if relabel:
             labels = (active.context.data.labels + 1) % active.context.classes
             context = replace(active.context, data=replace(active.context.data, labels=labels))
@@ -70,13 +88,18 @@ class Vertical:
     def run(self, rounds: int, first: int = 0, present: Sequence[int] | None = None) -> Vertical:
         for t in range(first, first + rounds):
             self.fed.round = t
-            for _ in self.run_plan.method.round(self.fed, self.active, present or self.engine.ids, self.cfg, t):
+            for _ in self.run_plan.method.round(
+                self.fed, self.active, present or self.engine.ids, self.cfg, t
+            ):
                 pass
         return self
 
     def tensors(self, *parts: str) -> dict[str, Tensor]:
         """Copies of all tensors of the parties' states, or of these parts of them."""
-        states = {str(i): {k: v for k, v in s.items() if not parts or k in parts} for i, s in self.states().items()}
+        states = {
+            str(i): {k: v for k, v in s.items() if not parts or k in parts}
+            for i, s in self.states().items()
+        }
         return {k: v.clone() for k, v in leaves(states) if isinstance(v, Tensor)}
 
     def states(self) -> dict[int, Any]:
@@ -87,11 +110,15 @@ class Vertical:
         return sum(e.bytes for e in self.fed.ledger if not kinds or e.kind in kinds)
 
     def accuracy(self) -> float:
-        found = self.active.decide({m: p.contribution(on="test") for m, p in enumerate(self.parties)})
+        found = self.active.decide(
+            {m: p.contribution(on="test") for m, p in enumerate(self.parties)}
+        )
         return float((found.argmax(-1).numpy() == self.run_plan.data.labels["test"][0]).mean())
 
 
-def run_plan(method: str, data: str = "digits", engine: dict[str, Any] | None = None, **params: Any) -> RunPlan:
+def run_plan(
+    method: str, data: str = "digits", engine: dict[str, Any] | None = None, **params: Any
+) -> RunPlan:
     """A plan with 64 aligned people and small settings under `params`."""
     known = find(method).config.model_fields
     small = {k: v for k, v in SMALL.items() if k in known}
@@ -110,7 +137,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-# -- losses --------------------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -136,13 +163,15 @@ def test_gradients_are_right_and_stop_where_they_should() -> None:
     assert torch.autograd.gradcheck(lambda x, y: info_nce(x, y, 0.7), (f, g))
     siamese((f, g), (z, 2 * z)).backward()
     assert z.grad is None  # held constant
-    cos = (g * z).sum(-1, keepdim=True) / g.norm(dim=-1, keepdim=True) / z.norm(dim=-1, keepdim=True)
+    cos = (
+        (g * z).sum(-1, keepdim=True) / g.norm(dim=-1, keepdim=True) / z.norm(dim=-1, keepdim=True)
+    )
     unit = z / z.norm(dim=-1, keepdim=True), g / g.norm(dim=-1, keepdim=True)
     assert g.grad is not None
     assert torch.allclose(g.grad, -(unit[0] - cos * unit[1]) / g.norm(dim=-1, keepdim=True) / 6 / 2)
 
 
-# -- views ---------------------------------------------------------------------------------------------------------
+# -- views -----------------------------------------------------------------------------------------
 
 
 def test_corruption_takes_values_of_the_same_column_and_leaves_the_rest() -> None:
@@ -162,7 +191,12 @@ def test_a_shift_moves_all_channels_alike_and_repeats_the_edge() -> None:
     wide = nn.functional.pad(x, (1, 1, 1, 1), mode="replicate")
     seen = set()
     for n in range(80):
-        found = [(i, j) for i in range(3) for j in range(3) if torch.equal(y[n], wide[n, :, i : i + 8, j : j + 8])]
+        found = [
+            (i, j)
+            for i in range(3)
+            for j in range(3)
+            if torch.equal(y[n], wide[n, :, i : i + 8, j : j + 8])
+        ]
         assert len(found) == 1
         seen.add(found[0])
     assert len(seen) == 9
@@ -191,10 +225,12 @@ def test_views_depend_on_nothing_but_the_generator(shape: tuple[int, ...]) -> No
     assert not torch.equal(found[0][1], found[2][1]) and found[0][0].shape == x.shape
 
 
-# -- a rate that changes -------------------------------------------------------------------------------------------
+# -- a rate that changes ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"optimizer": "sgd", "momentum": 0.9}], ids=["adamw", "sgd"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"optimizer": "sgd", "momentum": 0.9}], ids=["adamw", "sgd"]
+)
 def test_a_rated_optimizer_is_the_optimizer_of_that_rate(settings: dict[str, Any]) -> None:
     torch.manual_seed(4)
     start, gradients = torch.randn(50), torch.randn(6, 50)
@@ -214,7 +250,7 @@ def test_a_rated_optimizer_is_the_optimizer_of_that_rate(settings: dict[str, Any
     assert torch.equal(w, v)
 
 
-# -- the phases ----------------------------------------------------------------------------------------------------
+# -- the phases ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
@@ -228,10 +264,15 @@ def test_without_a_first_phase_it_is_split_learning_bit_for_bit(data: str) -> No
 
 
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
-def test_the_second_phase_is_split_learning_from_its_first_batch_with_a_fresh_optimizer(data: str) -> None:
+def test_the_second_phase_is_split_learning_from_its_first_batch_with_a_fresh_optimizer(
+    data: str,
+) -> None:
     ours, plain = Vertical("ss-vfl", data), Vertical("split", data).run(2)
     begun = [
-        {part: {k: v.clone() for k, v in getattr(p, part).items()} for part in ("params", "buffers")}
+        {
+            part: {k: v.clone() for k, v in getattr(p, part).items()}
+            for part in ("params", "buffers")
+        }
         for p in ours.parties
     ]
     ours.run(1)
@@ -245,12 +286,16 @@ def test_the_second_phase_is_split_learning_from_its_first_batch_with_a_fresh_op
 
 
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
-def test_the_first_phase_teaches_parties_without_the_active_party_and_sends_the_clock_alone(data: str) -> None:
+def test_the_first_phase_teaches_parties_without_the_active_party_and_sends_the_clock_alone(
+    data: str,
+) -> None:
     toy = Vertical("ss-vfl", data)
     top, before = {k: v.clone() for k, v in toy.active.params.items()}, toy.tensors("params")
     toy.run(1)
     assert same(toy.active.params, top)
-    assert not any(torch.equal(v, before[k]) for k, v in toy.tensors("params").items() if k.endswith("weight"))
+    assert not any(
+        torch.equal(v, before[k]) for k, v in toy.tensors("params").items() if k.endswith("weight")
+    )
     assert {(e.sender, e.receiver, e.kind, e.what) for e in toy.fed.ledger} == {
         ("active", "party", "teach", "t int"),
         ("party", "active", "teach", "none"),
@@ -259,7 +304,9 @@ def test_the_first_phase_teaches_parties_without_the_active_party_and_sends_the_
 
 
 def test_labels_reach_no_party_before_the_second_phase() -> None:
-    toys = [Vertical("ss-vfl", pretrain_rounds=2, relabel=relabel).run(2) for relabel in (False, True)]
+    toys = [
+        Vertical("ss-vfl", pretrain_rounds=2, relabel=relabel).run(2) for relabel in (False, True)
+    ]
     assert same(toys[0].tensors(), toys[1].tensors())
     a, b = (toy.run(1, first=2).tensors("params") for toy in toys)
     assert not same(a, b)
@@ -268,7 +315,9 @@ def test_labels_reach_no_party_before_the_second_phase() -> None:
 def test_bytes_are_those_of_the_second_phase() -> None:
     toy = Vertical("ss-vfl").run(3)
     rounds, others, batches, batch, width = 2, 3, 4, 16, 8
-    assert toy.bytes("embed") == toy.bytes("update") == rounds * others * batches * batch * width * 4
+    assert (
+        toy.bytes("embed") == toy.bytes("update") == rounds * others * batches * batch * width * 4
+    )
     assert toy.bytes() == 2 * toy.bytes("embed")
 
 
@@ -276,25 +325,39 @@ def test_self_supervision_makes_its_loss_smaller() -> None:
     for data in ("digits", "breast_cancer"):
         toy, losses = Vertical("ss-vfl", data, pretrain_rounds=3, steps=15), []
         for t in range(3):
-            losses.append([n["pretraining loss"] for n in toy.run(1, first=t).engine.notes().values()])
+            losses.append(
+                [n["pretraining loss"] for n in toy.run(1, first=t).engine.notes().values()]
+            )
         assert (np.array(losses[2]) < np.array(losses[0])).all()
 
 
 def test_principal_components_are_sent_and_not_learned() -> None:
     toy = Vertical("ss-vfl", "breast_cancer", pca_dim=3).run(2)
     fixed = [p.contribution(on="test")[:, :3] for p in toy.parties]
-    assert toy.active.decide({m: p.contribution(on="test") for m, p in enumerate(toy.parties)}).isfinite().all()
+    assert (
+        toy.active.decide({m: p.contribution(on="test") for m, p in enumerate(toy.parties)})
+        .isfinite()
+        .all()
+    )
     toy.run(1, first=2)
-    assert all(torch.equal(p.contribution(on="test")[:, :3], x) for p, x in zip(toy.parties, fixed, strict=True))
+    assert all(
+        torch.equal(p.contribution(on="test")[:, :3], x)
+        for p, x in zip(toy.parties, fixed, strict=True)
+    )
 
 
 def test_it_learns() -> None:
     assert Vertical("ss-vfl", steps=15, embedding_dim=32, epochs=10).run(3).accuracy() > 0.6
-    assert Vertical("ss-vfl", "breast_cancer", steps=15, embedding_dim=32, epochs=5).run(3).accuracy() > 0.85
+    assert (
+        Vertical("ss-vfl", "breast_cancer", steps=15, embedding_dim=32, epochs=5).run(3).accuracy()
+        > 0.85
+    )
 
 
 def test_a_missing_reply_breaks_no_round() -> None:
-    toy = Vertical("ss-vfl", faults=Faults(dropout=0.1, crash=0.1, nan=0.1, shape=0.1), pretrain_rounds=2).run(4)
+    toy = Vertical(
+        "ss-vfl", faults=Faults(dropout=0.1, crash=0.1, nan=0.1, shape=0.1), pretrain_rounds=2
+    ).run(4)
     assert {f.kind for f in toy.fed.failures} >= {"teach", "embed"}
     assert all(torch.isfinite(v).all() for v in toy.tensors().values())
     toy.run(1, first=0, present=[2, 3])
@@ -302,27 +365,40 @@ def test_a_missing_reply_breaks_no_round() -> None:
 
 
 @pytest.mark.each_time("digits-*isolated*", "breast_cancer-*workers*", "digits-*batched*")
-@pytest.mark.parametrize("engine", [{"name": "isolated"}, {"workers": 2}, {"name": "batched"}], ids=str)
+@pytest.mark.parametrize(
+    "engine", [{"name": "isolated"}, {"workers": 2}, {"name": "batched"}], ids=str
+)
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
 def test_engines_agree(data: str, engine: dict[str, Any]) -> None:
     agree("ss-vfl", data, engine)
 
 
 def agree(method: str, data: str, engine: dict[str, Any]) -> None:
-    """What all parties come to on this engine is what they come to in the loop: exactly, or to rounding if batched."""
+    """What all parties come to on this engine is what they come to in the loop: exactly, or to
+    rounding if batched.
+    """
     toy = Vertical(method, data).run(3)
     there_world = run_plan(method, data, engine=engine)
     with start(there_world) as there:
         fed = Federation(there, coordinator="active", colocated=there_world.colocated)
         for t in range(3):
             fed.round = t
-            for _ in there_world.method.round(fed, there_world.server, there.ids, there_world.cfg, t):
+            for _ in there_world.method.round(
+                fed, there_world.server, there.ids, there_world.cfg, t
+            ):
                 pass
         if engine.get("name") != "batched":
             assert state_sha256((str(i), s) for i, s in there.digests().items()) == state_sha256(
                 (str(i), s) for i, s in toy.engine.digests().items()
             )
-        found = {k: v for k, v in leaves({str(i): s for i, s in there.states().items()}) if isinstance(v, Tensor)}
-        assert all(torch.allclose(v.double(), found[k].double(), atol=1e-4) for k, v in toy.tensors("params").items())
+        found = {
+            k: v
+            for k, v in leaves({str(i): s for i, s in there.states().items()})
+            if isinstance(v, Tensor)
+        }
+        assert all(
+            torch.allclose(v.double(), found[k].double(), atol=1e-4)
+            for k, v in toy.tensors("params").items()
+        )
     assert fed.ledger.state() == toy.fed.ledger.state()
     assert not fed.failures and not toy.fed.failures

@@ -1,4 +1,6 @@
-"""The method `stats` and `fedloom stats`: the numbers of pandas and SciPy on pooled rows, from sums alone."""
+"""The method `stats` and `fedloom stats`: the numbers of pandas and SciPy on pooled rows, from sums
+alone.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ STATS, CUTS = methods.find("stats"), [500, 700, 1500]
 
 
 def rows(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Rows whose owners differ in one column; one column is far from 0, and one has whole numbers."""
+    """Rows whose owners differ in one column; one column is far from 0, and one has
+    whole numbers.
+    """
     x, y = table(2000, seed=seed)
     x[:, 0] = 1e6 + 5 * x[:, 0]
     x[700:1500, 2] += 0.3
@@ -36,7 +40,9 @@ def rows(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def tables(x: np.ndarray, y: np.ndarray, cuts: list[int], **how: Any) -> tuple[LearnedTable, LearnedTable]:
+def tables(
+    x: np.ndarray, y: np.ndarray, cuts: list[int], **how: Any
+) -> tuple[LearnedTable, LearnedTable]:
     toy = federation(STATS, owners(x, y, cuts), **how).run(2)
     numbers, words = toy.server.findings()
     return numbers, words
@@ -66,19 +72,28 @@ def test_numbers_are_those_of_pandas() -> None:
 
 def test_numbers_that_float32_does_not_tell_apart_have_the_statistics_of_pandas() -> None:
     n = np.arange(360)
-    far = pd.DataFrame({"word": np.array(["u", "v"])[n % 2], "x": 1_000_000_000.0 + n % 3, "z": n % 7})
+    far = pd.DataFrame(
+        {"word": np.array(["u", "v"])[n % 2], "x": 1_000_000_000.0 + n % 3, "z": n % 7}
+    )
     found = (
-        fedloom.stats(far.assign(ill=n % 2, site=n // 120), label="ill", group="site").to_frame().set_index("Column")
+        fedloom.stats(far.assign(ill=n % 2, site=n // 120), label="ill", group="site")
+        .to_frame()
+        .set_index("Column")
     )
     for name in ("x", "z"):
         assert found.loc[name, "Mean"] == pytest.approx(far[name].mean(), rel=1e-14)
         assert found.loc[name, "S.d."] == pytest.approx(far[name].std(), rel=1e-9)
-        assert found.loc[name, ["25%", "Median", "75%"]].tolist() == far[name].quantile([0.25, 0.5, 0.75]).tolist()
+        assert (
+            found.loc[name, ["25%", "Median", "75%"]].tolist()
+            == far[name].quantile([0.25, 0.5, 0.75]).tolist()
+        )
 
 
 def test_runs_know_what_was_subtracted_from_a_column(tmp_path: Path) -> None:
     n = np.arange(360)
-    near = pd.DataFrame({"word": np.array(["u", "v"])[n % 2], "x": n % 5, "ill": n // 3 % 2, "site": n // 90})
+    near = pd.DataFrame(
+        {"word": np.array(["u", "v"])[n % 2], "x": n % 5, "ill": n // 3 % 2, "site": n // 90}
+    )
     found = {}
     for name, frame_ in (("near", near), ("far", near.assign(x=near["x"] + 10**9))):
         frame_.to_csv(tmp_path / f"{name}.csv", index=False)
@@ -90,7 +105,9 @@ def test_runs_know_what_was_subtracted_from_a_column(tmp_path: Path) -> None:
     assert statistics[0][3] + 10**9 == pytest.approx(far_statistics[0][3], rel=1e-15)
     by_name, near_by_name = ({row[0]: row[1] for row in rows} for rows in (beta, found["near"][1]))
     assert by_name["x"] == pytest.approx(near_by_name["x"], rel=1e-9)
-    assert by_name["intercept"] == pytest.approx(near_by_name["intercept"] - 1e9 * by_name["x"], rel=1e-9)
+    assert by_name["intercept"] == pytest.approx(
+        near_by_name["intercept"] - 1e9 * by_name["x"], rel=1e-9
+    )
 
 
 def test_drift_is_that_of_scipy_s_tests() -> None:
@@ -99,11 +116,15 @@ def test_drift_is_that_of_scipy_s_tests() -> None:
     parts_ = np.split(x.astype(float), CUTS)
     for place, name in ((0, 0), (2, 2)):
         groups = [part[~np.isnan(part[:, name]), name] for part in parts_]
-        assert column(numbers, "p-value")[place] == pytest.approx(tests.f_oneway(*groups).pvalue, rel=1e-6)
+        assert column(numbers, "p-value")[place] == pytest.approx(
+            tests.f_oneway(*groups).pvalue, rel=1e-6
+        )
     assert column(numbers, "p-value")[2] < 1e-4 < column(numbers, "p-value")[0]
     seen = np.array([[(part[:, 3] == w).sum() for w in range(7)] for part in parts_])
     assert column(words, "Drift")[0] == pytest.approx(tests.contingency.association(seen), rel=1e-9)
-    assert column(words, "p-value")[0] == pytest.approx(tests.chi2_contingency(seen).pvalue, rel=1e-9)
+    assert column(words, "p-value")[0] == pytest.approx(
+        tests.chi2_contingency(seen).pvalue, rel=1e-9
+    )
 
 
 def test_all_but_drift_has_the_same_bits_for_every_split_and_secure_sums_change_none() -> None:
@@ -129,9 +150,13 @@ def test_small_counts_are_hidden_and_so_is_what_would_tell_them() -> None:
     x[:2, 3] = np.nan
     numbers, words = tables(x, y, [20, 40])
     own = [row[1:4] for row in words.rows if row[0] == words.rows[0][0]]
-    assert [cell for _, cell, _ in own if isinstance(cell, str)] == ["hidden", "< 5"] and own[-1][0] == "missing"
-    assert all(share is None for *_, share in own)  # a share of all words would tell how many are missing
-    assert numbers.rows[1][1:] == ("< 5", "hidden", *[None] * 7)  # all rows are known from another column
+    assert [cell for _, cell, _ in own if isinstance(cell, str)] == ["hidden", "< 5"] and own[-1][
+        0
+    ] == "missing"
+    # a share of all words would tell how many are missing
+    assert all(share is None for *_, share in own)
+    # all rows are known from another column
+    assert numbers.rows[1][1:] == ("< 5", "hidden", *[None] * 7)
     assert numbers.rows[2][1:3] == ("hidden", "< 5")
     assert numbers.rows[2][3:8] == (1, 0, 1, 1, 1)
 
@@ -151,14 +176,20 @@ def test_parts_of_a_sum_are_exact() -> None:
     assert (np.abs(found) < 2**36).all()
     back = [sum(int(p) * 2 ** (36 * k) for k, p in enumerate(row)) / 2**60 for row in found]
     assert back == pytest.approx(x.tolist(), rel=1e-12)
-    assert rounded(49.97, 50.02) == 50 and rounded(0.12341, 0.12359) == 0.1235 and rounded(1.0, 1.0) == 1.0
+    assert (
+        rounded(49.97, 50.02) == 50
+        and rounded(0.12341, 0.12359) == 0.1235
+        and rounded(1.0, 1.0) == 1.0
+    )
 
 
 def frame() -> pd.DataFrame:
     x, y = rows(3)
     found = pd.DataFrame(x[:300, [0, 1, 4]], columns=["size", "level", "visits"])
     found["kind"] = [None if np.isnan(v) else "abcdefg"[int(v)] for v in x[:300, 3]]
-    return found.assign(ill=np.where(y[:300] == 1, "yes", "no"), clinic=np.repeat(["A", "B", "C"], 100))
+    return found.assign(
+        ill=np.where(y[:300] == 1, "yes", "no"), clinic=np.repeat(["A", "B", "C"], 100)
+    )
 
 
 def test_a_frame_has_statistics_and_an_agreed_schema() -> None:
@@ -172,7 +203,9 @@ def test_a_frame_has_statistics_and_an_agreed_schema() -> None:
     assert [row[1] for row in found.tables[1].rows if row[0] == "class"] == ["no", "yes"]
     schema = SchemaConfig(**found.schema)  # as a run reads it
     assert schema.label == "ill" and schema.classes == ("no", "yes")
-    assert schema.scale is not None and schema.scale["size"][0] == pytest.approx(frame()["size"].mean(), rel=1e-5)
+    assert schema.scale is not None and schema.scale["size"][0] == pytest.approx(
+        frame()["size"].mean(), rel=1e-5
+    )
     with pytest.raises(DataError, match="name it as group"):
         fedloom.stats(frame(), label="ill")
 
@@ -180,30 +213,42 @@ def test_a_frame_has_statistics_and_an_agreed_schema() -> None:
 def test_the_command_shows_tables_and_writes_the_schema(tmp_path: Path) -> None:
     frame().to_csv(tmp_path / "rows.csv", index=False)
     words = ["stats", str(tmp_path / "rows.csv"), "--label", "ill", "--group", "clinic"]
-    shown = CliRunner().invoke(app, [*words, "--schema", str(tmp_path / "schema.toml")], catch_exceptions=False)
+    shown = CliRunner().invoke(
+        app, [*words, "--schema", str(tmp_path / "schema.toml")], catch_exceptions=False
+    )
     assert shown.exit_code == 0 and "Median" in shown.output and "visits" in shown.output
     schema = tomllib.loads((tmp_path / "schema.toml").read_text())["data"]["row_schema"]
     assert SchemaConfig(**schema).scale is not None
-    found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).output.splitlines()[-1])
-    assert [one["title"] for one in found["tables"]] == ["Numbers", "Words"] and found["row_schema"] == schema
+    found = json.loads(
+        CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).output.splitlines()[-1]
+    )
+    assert [one["title"] for one in found["tables"]] == ["Numbers", "Words"] and found[
+        "row_schema"
+    ] == schema
 
 
 def test_methods_of_raw_rows_are_compared_with_networks_that_have_public_rows() -> None:
-    found = fedloom.compare(["local", "stats"], data="breast_cancer", rounds=1, seeds=[0], clients=3)
+    found = fedloom.compare(
+        ["local", "stats"], data="breast_cancer", rounds=1, seeds=[0], clients=3
+    )
     assert [m["name"] for m in found["methods"]] == ["local", "stats"]
 
 
 def test_fifty_owners_send_100_kb() -> None:
-    """Ten columns of numbers and classes: tensor bytes up of a plain run and of one with secure sums, which takes keys
-    of 136 bytes for each of four sums besides."""
-    x, y = np.random.default_rng(0).standard_normal((5000, 10)).astype(np.float32), np.arange(5000) % 2
+    """Ten columns of numbers and classes: tensor bytes up of a plain run and of one with secure
+    sums, which takes keys of 136 bytes for each of four sums besides.
+    """
+    x = np.random.default_rng(0).standard_normal((5000, 10)).astype(np.float32)
+    y = np.arange(5000) % 2
     found = {}
     for name, means in (("plain", {}), ("secure", {"means": Secure()})):
         cuts = np.linspace(0, 5000, 51).astype(int)[1:-1].tolist()
         toy = federation(STATS, owners(x, y, cuts, words=((),) * 10), **means).run(1)
         found[name] = toy.server.findings(), toy.fed.ledger.sent("client")
     assert found["plain"][0] == found["secure"][0]
-    assert found["plain"][1] == 69_200 and found["secure"][1] == 69_200 + 50 * 4 * (136 + 8) < 100_000
+    assert (
+        found["plain"][1] == 69_200 and found["secure"][1] == 69_200 + 50 * 4 * (136 + 8) < 100_000
+    )
 
 
 def test_only_sums_without_room_are_asked_for_again() -> None:

@@ -1,4 +1,6 @@
-"""FedGLM and FedCox give the tables of statsmodels on pooled rows, on public data sets, whatever the split."""
+"""FedGLM and FedCox give the tables of statsmodels on pooled rows, on public data sets, whatever
+the split.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,15 @@ def numbers_of(x: np.ndarray, y: np.ndarray, cuts: list[int]) -> list[ClientCont
     """Owners of columns of numbers, with a number to predict if y is one."""
     words = ((),) * x.shape[1]
     classes = 1 if y.dtype.kind == "f" else int(y.max()) + 1
-    places = owners(x.astype(np.float32), np.zeros(len(y), int) if classes == 1 else y, cuts, words, classes)
+    places = owners(
+        x.astype(np.float32), np.zeros(len(y), int) if classes == 1 else y, cuts, words, classes
+    )
     return places if classes > 1 else of_numbers(places, y)
 
 
-def fitted(name: str, x: np.ndarray, y: np.ndarray, cuts: list[int], rounds: int = 20, **params: Any) -> Any:
+def fitted(
+    name: str, x: np.ndarray, y: np.ndarray, cuts: list[int], rounds: int = 20, **params: Any
+) -> Any:
     return federation(methods.find(name), numbers_of(x, y, cuts), **params).run(rounds)
 
 
@@ -37,7 +43,9 @@ def column(table: LearnedTable, name: str) -> np.ndarray:
 
 
 def same(table: LearnedTable, ref: Any, statistic: str = "z") -> None:
-    """Coefficients, errors, statistics, p-values and intervals are those of statsmodels' result, to 1e-8."""
+    """Coefficients, errors, statistics, p-values and intervals are those of statsmodels' result, to
+    1e-8.
+    """
     errors = np.asarray(ref.bse)
     assert np.abs(column(table, "Coefficient") / ref.params - 1).max() < 1e-8
     assert np.abs(column(table, "Std. error") / errors - 1).max() < 1e-8
@@ -56,9 +64,12 @@ def exact(x: np.ndarray) -> np.ndarray:
     return np.array([float(str(v)) for v in x.astype(np.float32).ravel()]).reshape(x.shape)
 
 
-def restricted(x: np.ndarray, y: np.ndarray, owner: np.ndarray, ratio: float) -> tuple[float, np.ndarray, np.ndarray]:
-    """The restricted log-likelihood at a ratio of variances, with coefficients and their errors, from the whole
-    covariance matrix of all rows."""
+def restricted(
+    x: np.ndarray, y: np.ndarray, owner: np.ndarray, ratio: float
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """The restricted log-likelihood at a ratio of variances, with coefficients and their errors,
+    from the whole covariance matrix of all rows.
+    """
     z, n = np.c_[np.ones(len(y)), x], len(y)
     v = np.eye(n) + ratio * (owner[:, None] == owner)
     inverse = np.linalg.inv(z.T @ np.linalg.solve(v, z))
@@ -90,7 +101,10 @@ def test_random_effects_of_owners(spread: float) -> None:
     assert abs(found["restricted log-likelihood"] - value) < 1e-6
     assert np.abs(column(table, "Coefficient") / beta - 1).max() < 1e-8
     assert np.abs(column(table, "Std. error") / errors - 1).max() < 1e-8
-    assert all(value >= restricted(x, y, owner, max(ratio, 1e-6) * step)[0] - 1e-9 for step in (0.99, 1.01, 3))
+    assert all(
+        value >= restricted(x, y, owner, max(ratio, 1e-6) * step)[0] - 1e-9
+        for step in (0.99, 1.01, 3)
+    )
     if spread:
         ref = sm.MixedLM(y, sm.add_constant(x), owner).fit(reml=True, gtol=1e-9)
         assert abs(found["restricted log-likelihood"] - ref.llf) < 1e-5
@@ -135,13 +149,19 @@ def test_penalized_least_squares_are_those_of_scikit_learn(l1: float, l2: float)
     table, fit = toy.server.findings()
     slopes, ends = ref.coef_ * y.std() / exact(x).std(0), dict(fit.rows)
     assert column(table, "Coefficient")[1:] == pytest.approx(slopes, rel=1e-8)
-    assert column(table, "Coefficient")[0] == pytest.approx(y.mean() - slopes @ exact(x).mean(0), rel=1e-8)
-    assert ends["coefficients that are not 0"] == (ref.coef_ != 0).sum() and ends["converged"] == "yes"
+    assert column(table, "Coefficient")[0] == pytest.approx(
+        y.mean() - slopes @ exact(x).mean(0), rel=1e-8
+    )
+    assert (
+        ends["coefficients that are not 0"] == (ref.coef_ != 0).sum() and ends["converged"] == "yes"
+    )
     assert table.columns == ("Column", "Coefficient")
 
 
 @pytest.mark.parametrize("family", ["classes", "poisson"])
-def test_sparse_coefficients_meet_the_conditions_of_an_optimum_with_more_columns_than_rows(family: str) -> None:
+def test_sparse_coefficients_meet_the_conditions_of_an_optimum_with_more_columns_than_rows(
+    family: str,
+) -> None:
     x, y = load_breast_cancer(return_X_y=True)
     x, l1 = exact(np.concatenate([x, x**2 / 100], axis=1)[:50]), 2.0
     y = y[:50] if family == "classes" else np.round(x[:, 0] - x[:, 0].min())
@@ -193,8 +213,17 @@ def test_a_run_s_table_is_that_of_the_frame_as_it_was_read() -> None:
     frame = load_diabetes(as_frame=True, scaled=False).frame
     rng = np.random.default_rng(0)
     frame["target"] += rng.integers(0, 100, len(frame)) / 100
-    frame["clinic"], frame["split"] = rng.choice(list("ABC"), len(frame)), rng.choice(["train", "test"], len(frame))
-    how: dict[str, Any] = {"label": "target", "group": "clinic", "task": "number", "test": "split", "public_rows": 0}
+    frame["clinic"], frame["split"] = (
+        rng.choice(list("ABC"), len(frame)),
+        rng.choice(["train", "test"], len(frame)),
+    )
+    how: dict[str, Any] = {
+        "label": "target",
+        "group": "clinic",
+        "task": "number",
+        "test": "split",
+        "public_rows": 0,
+    }
     found = fedloom.run("fedglm", data=frame, rounds=5, **how).to_frame()
     train = frame[frame["split"] == "train"]
     ref = sm.OLS(train["target"].to_numpy(), sm.add_constant(train.iloc[:, :10].to_numpy())).fit()
@@ -204,7 +233,9 @@ def test_a_run_s_table_is_that_of_the_frame_as_it_was_read() -> None:
 
 @pytest.mark.parametrize("family", ["normal", "classes", "softmax", "poisson"])
 def test_gaps_in_numbers_and_words_leave_rows_out(family: str) -> None:
-    """A missing word is none of a category's words: its rows are left out, and it is not the first of the words."""
+    """A missing word is none of a category's words: its rows are left out, and it is not the first
+    of the words.
+    """
     pandas, rng, n = pytest.importorskip("pandas"), np.random.default_rng(0), 400
     words, flag = rng.choice(["x", "y", "z"], n).astype(object), rng.random(n) < 0.4
     age, pressure = rng.normal(50, 12, n).round(1), rng.normal(120, 15, n).round(1)
@@ -218,25 +249,51 @@ def test_gaps_in_numbers_and_words_leave_rows_out(family: str) -> None:
     y = of_family.get(family, np.array(["a", "b", "c"])[choice.argmax(1)])
     pressure[rng.random(n) < 0.07] = np.nan
     words[rng.random(n) < 0.05] = None
-    frame = pandas.DataFrame({"age": age, "pressure": pressure, "ward": words, "flag": flag, "y": y})
-    frame["site"], frame["part"] = rng.choice(list("ABC"), n), np.where(np.arange(n) % 10 > 0, "train", "test")
+    frame = pandas.DataFrame(
+        {"age": age, "pressure": pressure, "ward": words, "flag": flag, "y": y}
+    )
+    frame["site"], frame["part"] = (
+        rng.choice(list("ABC"), n),
+        np.where(np.arange(n) % 10 > 0, "train", "test"),
+    )
     number = family in ("normal", "poisson")
-    how: dict[str, Any] = {"label": "y", "group": "site", "test": "part", "missing": "median", "public_rows": 0}
-    how |= {"task": "number" if number else "classes", "params": {"family": family if number else "auto"}}
+    how: dict[str, Any] = {
+        "label": "y",
+        "group": "site",
+        "test": "part",
+        "missing": "median",
+        "public_rows": 0,
+    }
+    how |= {
+        "task": "number" if number else "classes",
+        "params": {"family": family if number else "auto"},
+    }
     found = fedloom.run("fedglm", data=frame, rounds=20, **how).to_frame()
     whole = frame[frame["part"] == "train"].dropna()
     x = [whole["age"], whole["pressure"], whole["ward"] == "y", whole["ward"] == "z", whole["flag"]]
     z = sm.add_constant(np.stack([column.to_numpy(float) for column in x], 1))
     codes = whole["y"].to_numpy() if number else np.unique(whole["y"], return_inverse=True)[1]
-    model = {"normal": sm.OLS, "classes": sm.Logit, "softmax": sm.MNLogit, "poisson": sm.Poisson}[family](codes, z)
-    ref = model.fit() if family == "normal" else model.fit(method="newton", maxiter=100, tol=1e-14, disp=0)
-    for name, theirs in (("Coefficient", ref.params), ("Std. error", ref.bse), ("p-value", ref.pvalues)):
+    model = {"normal": sm.OLS, "classes": sm.Logit, "softmax": sm.MNLogit, "poisson": sm.Poisson}[
+        family
+    ](codes, z)
+    ref = (
+        model.fit()
+        if family == "normal"
+        else model.fit(method="newton", maxiter=100, tol=1e-14, disp=0)
+    )
+    for name, theirs in (
+        ("Coefficient", ref.params),
+        ("Std. error", ref.bse),
+        ("p-value", ref.pvalues),
+    ):
         ours, theirs = found[name].to_numpy(), np.asarray(theirs).T.ravel()
         assert np.abs(ours - theirs).max() < 1e-8 * max(1, np.abs(theirs).max()), name
 
 
 def survival() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Age and its square, the event, and the survival time of the Stanford heart transplants, with ties."""
+    """Age and its square, the event, and the survival time of the Stanford heart transplants, with
+    ties.
+    """
     data = sm.datasets.heart.load()
     age, time = data.exog.to_numpy().astype(float).ravel(), np.ceil(data.endog.to_numpy() / 30)
     return np.stack([age, age**2 / 50, time], 1), data.censors.to_numpy().astype(int), time
@@ -254,7 +311,9 @@ def test_cox_s_model_on_heart_transplants() -> None:
     assert np.allclose(column(coefficients, "Hazard ratio"), np.exp(ref.params), rtol=1e-8)
     found = dict(fit.rows)
     assert found["log-likelihood"] == pytest.approx(ref.llf, rel=1e-10)
-    assert found["log-likelihood without columns"] == pytest.approx(model.loglike(np.zeros(2)), rel=1e-10)
+    assert found["log-likelihood without columns"] == pytest.approx(
+        model.loglike(np.zeros(2)), rel=1e-10
+    )
     assert found["events"] == event.sum()
 
 
@@ -279,7 +338,12 @@ def test_the_bits_of_all_models_do_not_depend_on_the_split() -> None:
     ):
         columns = x if name == "fedcox" else x[:, :2]
         cuts = list(splits(len(x)))[:4]
-        assert len({digest(fitted(name, columns, y, cut, 9, **params).server.accepted) for cut in cuts}) == 1
+        assert (
+            len(
+                {digest(fitted(name, columns, y, cut, 9, **params).server.accepted) for cut in cuts}
+            )
+            == 1
+        )
 
 
 def test_what_has_no_model_is_refused() -> None:
@@ -301,12 +365,16 @@ def test_predictions_are_those_of_the_table() -> None:
     rows = torch.from_numpy(x.astype(np.float32))
     for family in ("normal", "poisson"):
         toy = fitted("fedglm", x[:, :2], time, [20], family=family)
-        eta = np.c_[np.ones(len(x)), exact(x)[:, :2]] @ column(toy.server.findings()[0], "Coefficient")
+        eta = np.c_[np.ones(len(x)), exact(x)[:, :2]] @ column(
+            toy.server.findings()[0], "Coefficient"
+        )
         expected = eta if family == "normal" else np.exp(eta)
         assert toy.party(0).infer(rows[:, :2]).numpy()[:, 0] == pytest.approx(expected, rel=1e-5)
     toy = fitted("fedcox", x, event, [20], time="x2")
     risk = toy.party(0).infer(rows).double().numpy()
-    expected = (exact(x)[:, :2] - exact(x)[:, :2].mean(0)) @ column(toy.server.findings()[0], "Coefficient")
+    expected = (exact(x)[:, :2] - exact(x)[:, :2].mean(0)) @ column(
+        toy.server.findings()[0], "Coefficient"
+    )
     assert risk[:, 1] - risk[:, 0] == pytest.approx(expected, abs=1e-5)
 
 
@@ -315,9 +383,20 @@ def test_tables_without_a_finite_fit_have_a_sentence_or_no_test() -> None:
     x = np.stack([rng.integers(0, 2, 90), rng.standard_normal(90).round(2)], 1).astype(float)
     with pytest.raises(MethodError, match="separate the classes, counts of 0 or events"):
         fitted("fedglm", x, rng.poisson(2, 90) * x[:, 0], [30, 60], rounds=40, family="poisson")
-    time = 1 + np.argsort(np.argsort(-x[:, 1], kind="stable")).astype(float)  # the larger, the earlier
+    # the larger, the earlier
+    time = 1 + np.argsort(np.argsort(-x[:, 1], kind="stable")).astype(float)
     with pytest.raises(MethodError, match="separate the classes, counts of 0 or events"):
-        fitted("fedcox", np.c_[x, time], np.arange(90) % 5 > 0, [30, 60], rounds=40, time="x2", times=200)
+        fitted(
+            "fedcox",
+            np.c_[x, time],
+            np.arange(90) % 5 > 0,
+            [30, 60],
+            rounds=40,
+            time="x2",
+            times=200,
+        )
     coefficients, fit = fitted("fedglm", x, 2 * x[:, 0] + 3, [30, 60]).server.findings()
-    assert coefficients.rows[1][1] == pytest.approx(2) and dict(fit.rows)["R squared"] == pytest.approx(1)
+    assert coefficients.rows[1][1] == pytest.approx(2) and dict(fit.rows)[
+        "R squared"
+    ] == pytest.approx(1)
     assert all(x is None or np.isfinite(x) for _, *cells in coefficients.rows for x in cells)

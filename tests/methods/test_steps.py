@@ -38,7 +38,12 @@ def sha(toy: Toy) -> str:
 
 
 def trained(
-    module: nn.Module, client_context: ClientContext, numbers: range, names: list[str], lr: float, momentum: float
+    module: nn.Module,
+    client_context: ClientContext,
+    numbers: range,
+    names: list[str],
+    lr: float,
+    momentum: float,
 ) -> None:
     """Passes over a place's rows in plain torch; only the named parameters are the optimizer's."""
     optimizer = torch.optim.SGD([module.get_parameter(k) for k in names], lr=lr, momentum=momentum)
@@ -49,7 +54,7 @@ def trained(
             optimizer.step()
 
 
-# -- local training --------------------------------------------------------------------------------------
+# -- local training --------------------------------------------------------------------------------
 
 
 def test_head_and_body_learn_in_turn() -> None:
@@ -61,7 +66,11 @@ def test_head_and_body_learn_in_turn() -> None:
         before = copied(party)
         steps.sgd_epochs(party, [(n, names)])
         assert [k for k, v in party.params.items() if not torch.equal(v, before[k])] == names
-    assert steps.local_epochs(peer(epochs=3, personal_head=False), 1) == [(3, None), (4, None), (5, None)]
+    assert steps.local_epochs(peer(epochs=3, personal_head=False), 1) == [
+        (3, None),
+        (4, None),
+        (5, None),
+    ]
 
 
 @pytest.mark.parametrize("personal", [True, False])
@@ -88,7 +97,7 @@ def test_no_head_passes_leave_the_head_alone() -> None:
     assert {k for k, v in party.params.items() if not torch.equal(v, before[k])} == set(BODY)
 
 
-# -- fine-tuning -----------------------------------------------------------------------------------------
+# -- fine-tuning -----------------------------------------------------------------------------------
 
 
 def test_fine_tuning_moves_all_weights_with_shuffles_of_its_own() -> None:
@@ -97,18 +106,24 @@ def test_fine_tuning_moves_all_weights_with_shuffles_of_its_own() -> None:
     trained(module, party.context, range(steps.TUNING - 2, steps.TUNING), [*BODY, *HEAD], 0.05, 0.9)
     for k, p in module.named_parameters():
         assert torch.allclose(party.params[k], p, rtol=0, atol=1e-6), k
-    assert GossipConfig(finetune_epochs=2).eval_modes == ("tuned",) and GossipConfig(finetune_epochs=0).eval_modes == ()
+    assert (
+        GossipConfig(finetune_epochs=2).eval_modes == ("tuned",)
+        and GossipConfig(finetune_epochs=0).eval_modes == ()
+    )
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
 @pytest.mark.parametrize("name", ["gossip", "fedavg-ft"])
-def test_an_evaluation_after_fine_tuning_leaves_the_state_as_it_was(name: str, batched: bool) -> None:
+def test_an_evaluation_after_fine_tuning_leaves_the_state_as_it_was(
+    name: str, batched: bool
+) -> None:
     toy = Toy(methods.find(name), batch_size=8, finetune_epochs=3, lr=0.1, batched=batched).run(1)
     before = sha(toy)
     broadcast = toy.server.broadcast() if toy.server else {}
     words: dict[str, Any] = {"on": "test", "broadcast": broadcast}
     plain, tuned = (
-        toy.engine.call(toy.engine.ids, "predictions", {**words, "eval_mode": w}, None, None) for w in ("", "tuned")
+        toy.engine.call(toy.engine.ids, "predictions", {**words, "eval_mode": w}, None, None)
+        for w in ("", "tuned")
     )
     assert sha(toy) == before
     for i, (a, b) in enumerate(zip(plain, tuned, strict=True)):
@@ -123,7 +138,9 @@ def test_an_evaluation_after_fine_tuning_leaves_the_state_as_it_was(name: str, b
 
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
 def test_predictions_may_use_the_statistics_of_the_rows_asked_about(batched: bool) -> None:
-    toy = Toy(GOSSIP, make=lambda _: common(norm=True), batch_size=8, batchnorm="batch", batched=batched).run(1)
+    toy = Toy(
+        GOSSIP, make=lambda _: common(norm=True), batch_size=8, batchnorm="batch", batched=batched
+    ).run(1)
     party, module = toy.party(1), common(norm=True)
     module.load_state_dict({**party.params, **party.buffers})
     x = party.context.tests["test"].every
@@ -132,7 +149,7 @@ def test_predictions_may_use_the_statistics_of_the_rows_asked_about(batched: boo
     assert not torch.allclose(party.infer(x), module.eval()(x), atol=1e-3)
 
 
-# -- what others may see ---------------------------------------------------------------------------------
+# -- what others may see ---------------------------------------------------------------------------
 
 
 def test_shared_weights_are_all_or_all_but_the_head() -> None:
@@ -140,7 +157,9 @@ def test_shared_weights_are_all_or_all_but_the_head() -> None:
     assert list(steps.shared_weights(peer(personal_head=False))) == [*BODY, *HEAD]
     party = peer()
     before = copied(party)
-    steps.set_weights(party, {k: torch.zeros_like(v) for k, v in steps.shared_weights(party).items()})
+    steps.set_weights(
+        party, {k: torch.zeros_like(v) for k, v in steps.shared_weights(party).items()}
+    )
     assert all(not party.params[k].any() for k in BODY)
     assert all(torch.equal(party.params[k], before[k]) for k in HEAD)
 
@@ -148,7 +167,10 @@ def test_shared_weights_are_all_or_all_but_the_head() -> None:
 @pytest.mark.parametrize(
     ("module", "what"),
     [
-        (nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, CLASSES)), "has no module named `head`"),
+        (
+            nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, CLASSES)),
+            "has no module named `head`",
+        ),
         (nn.ModuleDict({"head": nn.Linear(FEATURES, CLASSES)}), "consists only of a head"),
         (nn.ModuleDict({"header": nn.Linear(FEATURES, CLASSES)}), "has no module named `head`"),
     ],
@@ -156,11 +178,15 @@ def test_shared_weights_are_all_or_all_but_the_head() -> None:
 )
 def test_a_network_without_two_parts_is_refused_in_words(module: nn.Module, what: str) -> None:
     context = ClientContext(id=0, data=rows(20, 0), network=lambda: module)
-    with pytest.raises(ModelError, match=rf"{re.escape(what)}.*models\.pool.*params\.personal_head=false"):
+    with pytest.raises(
+        ModelError, match=rf"{re.escape(what)}.*models\.pool.*params\.personal_head=false"
+    ):
         GossipPeer(GossipConfig(), context)
     params = dict(module.named_parameters())
     assert steps.shared_names(params, personal_head=False) == list(params)
-    assert list(steps.shared_weights(GossipPeer(GossipConfig(personal_head=False), context))) == list(params)
+    assert list(
+        steps.shared_weights(GossipPeer(GossipConfig(personal_head=False), context))
+    ) == list(params)
 
 
 PERSONAL = [m for m in methods.registry().values() if "personal_head" in m.config.model_fields]
@@ -176,7 +202,9 @@ def test_a_personal_head_is_in_no_message(method: Any) -> None:
     assert not toy.fed.failures
     assert "head." not in " ".join(e.what for e in toy.fed.ledger)
     end = toy.tensors()
-    assert len({tuple(end[f"{i}.head.bias"].tolist()) for i in toy.engine.ids}) == len(toy.engine.ids)
+    assert len({tuple(end[f"{i}.head.bias"].tolist()) for i in toy.engine.ids}) == len(
+        toy.engine.ids
+    )
 
 
 @pytest.mark.parametrize("personal", [True, False], ids=["personal head", "all shared"])
@@ -201,19 +229,27 @@ def test_statistics_stay_with_their_client() -> None:
         assert len(means) == len(toy.engine.ids)
 
 
-# -- who is there ----------------------------------------------------------------------------------------
+# -- who is there ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [GOSSIP, ALONE, FEDAVG], ids=lambda m: m.name)
 def test_who_is_away_keeps_its_state_and_receives_nothing(method: Any) -> None:
     toy = Toy(method, batch_size=8).run(1)
-    before = {i: {k: v for k, v in toy.tensors().items() if k.startswith(f"{i}.")} for i in toy.engine.ids}
+    before = {
+        i: {k: v for k, v in toy.tensors().items() if k.startswith(f"{i}.")} for i in toy.engine.ids
+    }
     pairs = {pair: tuple(n) for pair, n in toy.fed.ledger.pairs.items()}
     toy.run(2, start=1, present=(0, 1, 3))
-    after = {i: {k: v for k, v in toy.tensors().items() if k.startswith(f"{i}.")} for i in toy.engine.ids}
+    after = {
+        i: {k: v for k, v in toy.tensors().items() if k.startswith(f"{i}.")} for i in toy.engine.ids
+    }
     assert [equal(before[i], after[i]) for i in toy.engine.ids] == [False, False, True, False]
     me = toy.engine.name(2)
-    assert all(tuple(n) == pairs.get(pair, (0, 0)) for pair, n in toy.fed.ledger.pairs.items() if me in pair)
+    assert all(
+        tuple(n) == pairs.get(pair, (0, 0))
+        for pair, n in toy.fed.ledger.pairs.items()
+        if me in pair
+    )
     if method is not FEDAVG:
         assert toy.party(2).take_notes()["mixing"][2] > 0  # of the first round
     toy.run(1, start=3)

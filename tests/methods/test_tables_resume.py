@@ -1,4 +1,6 @@
-"""Every page of tables, stopped after any round and resumed from its saved state: the same bits as an unbroken run."""
+"""Every page of tables, stopped after any round and resumed from its saved state: the same bits as
+an unbroken run.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +26,31 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedcox": {"l2": 1.0, "time": "x0", "times": 20},
     "stats": {},
 }
-PAGES = sorted(name for name, method in registry().items() if method.family == "tables" and name != "exchange")
+PAGES = sorted(
+    name for name, method in registry().items() if method.family == "tables" and name != "exchange"
+)
 """Pages of sums; exchange keeps models, and has one round."""
 
 
 def toy(name: str) -> Toy:
-    """Four owners, on secure sums, whose contexts are new, so that nothing is remembered from another run."""
+    """Four owners, on secure sums, whose contexts are new, so that nothing is remembered from
+    another run.
+    """
     x, y = table(300)
     if name == "fedcox":
         x = np.nan_to_num(x)
         x[:, 0] = np.abs(x[:, 0]) + 1
-    return federation(registry()[name], owners(x, y, [100, 180, 250]), means=Secure(), **SETTINGS[name])
+    return federation(
+        registry()[name], owners(x, y, [100, 180, 250]), means=Secure(), **SETTINGS[name]
+    )
 
 
 def everything(run: Toy) -> list[Any]:
     """All states, all messages, what was learned, and predictions of an owner."""
-    found = [digest(run.server.state()), {i: digest(state) for i, state in run.engine.states().items()}]
+    found = [
+        digest(run.server.state()),
+        {i: digest(state) for i, state in run.engine.states().items()},
+    ]
     sent = [(e.round, e.kind, e.what, e.count) for e in run.fed.ledger]
     party = run.party(1)
     return [*found, sent, run.server.findings(), digest(party.infer(party.context.rows.every))]
@@ -51,7 +62,8 @@ def test_a_stopped_run_resumes_to_the_same_bits(name: str) -> None:
     for stop in (1, 3):
         first = toy(name).run(stop)
         server, states = (
-            decode(encode(s)) for s in (first.server.state(), {str(i): s for i, s in first.engine.states().items()})
+            decode(encode(s))
+            for s in (first.server.state(), {str(i): s for i, s in first.engine.states().items()})
         )
         again = toy(name)
         again.server.load(server)

@@ -1,4 +1,6 @@
-"""FedBoost and FedForest with a number to predict: the same bits for every split, and an independent recursion's."""
+"""FedBoost and FedForest with a number to predict: the same bits for every split, and an
+independent recursion's.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ from tests.methods import tables
 from tests.methods.tables import federation, model, splits, table
 
 BOOST, FOREST = methods.find("fedboost"), methods.find("fedforest")
-FEW: dict[str, dict[str, Any]] = {"fedboost": {"bins": 16, "depth": 3}, "fedforest": {"bins": 16, "depth": 5, "lot": 3}}
+FEW: dict[str, dict[str, Any]] = {
+    "fedboost": {"bins": 16, "depth": 3},
+    "fedforest": {"bins": 16, "depth": 5, "lot": 3},
+}
 
 
 def numbers(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -51,28 +56,40 @@ def test_the_model_is_the_same_however_rows_are_split_also_by_secure_sums(name: 
 
 
 def slow(bins: np.ndarray, g: list[int], rows: list[int], depth: int, least: int, l2: float) -> Any:
-    """A tree by recursion over rows, in integers: (column, bins that go left, left, right), or a leaf (G, rows)."""
+    """A tree by recursion over rows, in integers: (column, bins that go left, left, right), or a
+    leaf (G, rows).
+    """
     total = lambda part: sum(g[i] for i in part)
     score = lambda part: total(part) ** 2 / (len(part) + l2)
     best: tuple[float, int, set[int]] = (0.0, -1, set())
     for gap in (set(), {0}) if depth else ():
         for f, words in enumerate(tables.WORDS):
-            inside = {b: [i for i in rows if bins[i, f] == b] for b in sorted({*bins[:, f].tolist()} - {0})}
+            inside = {
+                b: [i for i in rows if bins[i, f] == b]
+                for b in sorted({*bins[:, f].tolist()} - {0})
+            }
             order = list(inside)
             if words:
                 means = {b: total(its) / (len(its) + l2 + 1) for b, its in inside.items()}
                 order.sort(key=means.__getitem__)
             for end in range(1, len(order) + 1):
                 goes = gap | {*order[:end]}
-                left, right = [i for i in rows if bins[i, f] in goes], [i for i in rows if bins[i, f] not in goes]
+                left = [i for i in rows if bins[i, f] in goes]
+                right = [i for i in rows if bins[i, f] not in goes]
                 if min(len(left), len(right)) >= least:
                     gain = score(left) + score(right) - score(rows)
                     best = max(best, (gain, f, goes), key=lambda found: found[0])
     if best[1] < 0:
         return total(rows), len(rows)
     f, goes = best[1:]
-    left, right = [i for i in rows if bins[i, f] in goes], [i for i in rows if bins[i, f] not in goes]
-    return f, goes, slow(bins, g, left, depth - 1, least, l2), slow(bins, g, right, depth - 1, least, l2)
+    left = [i for i in rows if bins[i, f] in goes]
+    right = [i for i in rows if bins[i, f] not in goes]
+    return (
+        f,
+        goes,
+        slow(bins, g, left, depth - 1, least, l2),
+        slow(bins, g, right, depth - 1, least, l2),
+    )
 
 
 def test_trees_are_those_of_a_recursion_over_rows() -> None:
@@ -90,7 +107,9 @@ def test_trees_are_those_of_a_recursion_over_rows() -> None:
             leaf = tree
             while len(leaf) == 4:
                 leaf = leaf[2 if bins[i, leaf[0]] in leaf[1] else 3]
-            scores[i] += round(-0.1 * leaf[0] * 2.0 ** (loss.exponent - loss.bits) * 2**20 / (leaf[1] + 1.0))
+            scores[i] += round(
+                -0.1 * leaf[0] * 2.0 ** (loss.exponent - loss.bits) * 2**20 / (leaf[1] + 1.0)
+            )
     found = np.concatenate([state["scores"][0].numpy() for state in toy.engine.states().values()])
     assert np.array_equal(found, scores)
 
@@ -117,7 +136,9 @@ def test_errors_are_nearly_those_of_scikit_learn(which: str) -> None:
     theirs = HistGradientBoostingRegressor(
         max_iter=40, max_depth=4, l2_regularization=1, early_stopping=False, min_samples_leaf=5
     ).fit(x[:cut], y[:cut])
-    forest = RandomForestRegressor(40, max_features="sqrt", min_samples_leaf=2, random_state=0).fit(x[:cut], y[:cut])
+    forest = RandomForestRegressor(40, max_features="sqrt", min_samples_leaf=2, random_state=0).fit(
+        x[:cut], y[:cut]
+    )
     assert ours(BOOST, 40, depth=4, min_rows=5) > r2(theirs.predict(x[cut:])) - 0.04
     assert ours(FOREST, 2) > r2(forest.predict(x[cut:])) - 0.04
 
@@ -127,7 +148,9 @@ def test_an_outlier_is_clipped_and_a_declared_scale_far_from_the_rows_is_learned
     scores = np.zeros((1, 2), np.int64)
     words = loss.words(scores, np.array([1000.0, -1e9]))
     g, rows = loss.opened(words)
-    assert rows.tolist() == [[1, 1]] and g.tolist() == [[-round(1000 / 1024 * 2**loss.bits), 2 * 2**loss.bits]]
+    assert rows.tolist() == [[1, 1]] and g.tolist() == [
+        [-round(1000 / 1024 * 2**loss.bits), 2 * 2**loss.bits]
+    ]
     x, y = numbers(300)
     toy = federation(BOOST, owners(x, 10 + 3 * y, [100]), bins=16, depth=3).run(80)
     predicted = toy.party(0).infer(torch.from_numpy(x)).numpy()[:, 0]

@@ -33,7 +33,9 @@ def test_it_is_that_of_a_mean_over_a_batch() -> None:
     noise = torch.Generator().manual_seed(1)
     spread = torch.arange(1.0, 1 + FEATURES)
     found = [
-        float(gradient_variance(party, party.loss, spread * torch.randn(8, FEATURES, generator=noise)))
+        float(
+            gradient_variance(party, party.loss, spread * torch.randn(8, FEATURES, generator=noise))
+        )
         for _ in range(800)
     ]
     assert sum(found) / len(found) == pytest.approx(float(spread.square().sum()) / 8, rel=0.05)
@@ -41,13 +43,17 @@ def test_it_is_that_of_a_mean_over_a_batch() -> None:
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_fedal_notes_the_variance_of_each_term_and_trains_as_it_would(batched: bool) -> None:
-    plain, asked = (Toy(FEDAL, batched=batched, tau=3, batch_size=8, variances=v) for v in (False, True))
+    plain, asked = (
+        Toy(FEDAL, batched=batched, tau=3, batch_size=8, variances=v) for v in (False, True)
+    )
     assert equal(plain.run(2).tensors(), asked.run(2).tensors())
     assert asked.server is not None
     server, clients = asked.server.take_notes(), asked.engine.notes()
     names = {f"gradient variance {term}" for term in ("label", "lf local", "kd", "adv", "lf")}
     for notes in clients.values():
-        found = {name: value for name, value in notes.items() if name.startswith("gradient variance ")}
+        found = {
+            name: value for name, value in notes.items() if name.startswith("gradient variance ")
+        }
         assert found.keys() == names
         assert all(isinstance(value, float) and value > 0 for value in found.values())
     assert isinstance(value := server["gradient variance discriminator"], float) and value > 0

@@ -1,4 +1,6 @@
-"""The vertical forest: what crosses, parties that are away, rows that parties lack, folders, and hostile bins."""
+"""The vertical forest: what crosses, parties that are away, rows that parties lack, folders, and
+hostile bins.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +41,34 @@ def parts_of(toy: Columns, on: str = "test") -> dict[int, Any]:
 
 def test_bins_cross_once_and_nothing_comes_back() -> None:
     toy = Columns(FOREST, **SMALL).run(3)
-    assert [(h.round, h.party, h.method, h.put) for h in toy.heard] == [(0, m, "bins", {}) for m in range(3)]
+    assert [(h.round, h.party, h.method, h.put) for h in toy.heard] == [
+        (0, m, "bins", {}) for m in range(3)
+    ]
     for m, bins in toy.sent("bins", 0).items():
-        assert bins.dtype == torch.uint8 and bins.shape == (30, FEATURES) and bins.min() >= 1 and bins.max() <= 7
+        assert (
+            bins.dtype == torch.uint8
+            and bins.shape == (30, FEATURES)
+            and bins.min() >= 1
+            and bins.max() <= 7
+        )
         rows = toy.contexts[m].rows.every
         for f in range(FEATURES):  # about equally many of all rows, and in the order of the values
             counts = np.bincount(toy.party(m).infer(rows)[:, f], minlength=8)
             assert counts[0] == 0 and counts.max() <= 10 and (counts > 0).sum() >= 5
             assert (np.diff(bins[rows[:30, f].argsort(), f].numpy().astype(int)) >= 0).all()
     sent = {entry.receiver: (entry.count, entry.bytes) for entry in toy.fed.ledger}
-    assert sent == {"party": (2, 0), "active": (2, 2 * 30 * FEATURES)}  # the active party's own bins stay at home
+    # the active party's own bins stay at home
+    assert sent == {"party": (2, 0), "active": (2, 2 * 30 * FEATURES)}
 
 
 def test_parties_learn_nothing_of_labels() -> None:
-    a, b = (Columns(FOREST, relabel=how, **SMALL).run(2) for how in (lambda y: y, lambda y: (y + 1) % CLASSES))
-    assert [(h.party, h.method, h.put) for h in a.heard] == [(h.party, h.method, h.put) for h in b.heard]
+    a, b = (
+        Columns(FOREST, relabel=how, **SMALL).run(2)
+        for how in (lambda y: y, lambda y: (y + 1) % CLASSES)
+    )
+    assert [(h.party, h.method, h.put) for h in a.heard] == [
+        (h.party, h.method, h.put) for h in b.heard
+    ]
     assert all(torch.equal(a.party(m).edges, b.party(m).edges) for m in range(3))
     assert a.active.exposed(parts_of(a, "aligned")) == {}
 
@@ -74,15 +89,19 @@ def test_it_predicts_as_scikit_learn_s_forest_on_all_columns() -> None:
 
     toy = Columns(FOREST, aligned=120, seed=3, lot=60).run(2)
     x, tests = (torch.cat([c.every[:k] for c in parts], 1).numpy() for parts, k in (
-        ([c.rows for c in toy.contexts], 120), ([c.tests["test"] for c in toy.contexts], 25)))  # fmt: skip
+        ([c.rows for c in toy.contexts], 120), ([c.tests["test"] for c in toy.contexts], 25)))  # fmt: skip  # noqa: E501
     y = toy.active.data.y(torch.arange(120)).numpy()
-    theirs = RandomForestClassifier(120, min_samples_leaf=2, random_state=0).fit(x, y).predict_proba(tests)
+    theirs = (
+        RandomForestClassifier(120, min_samples_leaf=2, random_state=0)
+        .fit(x, y)
+        .predict_proba(tests)
+    )
     ours = toy.active.decide(parts_of(toy)).exp().numpy()
     assert abs(ours.sum(1) - 1).max() < 1e-5 and (ours.argmax(1) == theirs.argmax(1)).mean() > 0.8
     assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.9
 
 
-# -- parties that are away -------------------------------------------------------------------------------
+# -- parties that are away -------------------------------------------------------------------------
 
 
 def test_without_the_others_the_active_party_predicts_as_alone() -> None:
@@ -98,7 +117,10 @@ def test_a_row_is_predicted_by_the_parties_that_have_it() -> None:
     tested[:4] = torch.tensor([[1, 1, 1], [0, 1, 0], [1, 0, 1], [0, 0, 0]], dtype=torch.bool)
     toy = lacking(Columns(FOREST, **SMALL), had, tested).run(2)
     sent = toy.sent("bins", 0)
-    assert all(torch.equal(bins.any(1), had[:, m]) and bool((bins[had[:, m]] > 0).all()) for m, bins in sent.items())
+    assert all(
+        torch.equal(bins.any(1), had[:, m]) and bool((bins[had[:, m]] > 0).all())
+        for m, bins in sent.items()
+    )
     parts, together = parts_of(toy), toy.active.decide(parts_of(toy))
     for i in range(25):
         here = [m for m in range(3) if tested[i, m]]
@@ -107,7 +129,8 @@ def test_a_row_is_predicted_by_the_parties_that_have_it() -> None:
             assert torch.equal(alone[0], together[i])
     # nobody has this row: the forest of all parties, to which everything is missing
     assert torch.equal(
-        together[3], toy.active.decide({m: torch.zeros(1, FEATURES, dtype=torch.uint8) for m in range(3)})[0]
+        together[3],
+        toy.active.decide({m: torch.zeros(1, FEATURES, dtype=torch.uint8) for m in range(3)})[0],
     )
 
 
@@ -115,16 +138,22 @@ def test_a_forest_is_grown_from_rows_that_one_of_its_parties_has() -> None:
     had = torch.ones(30, 3, dtype=torch.bool)
     had[20:, 1] = False
     toy = lacking(Columns(FOREST, **SMALL), had).run(1)
-    other = lacking(Columns(FOREST, relabel=lambda y: torch.cat([y[:20], y[20:].flip(0)]), **SMALL), had).run(1)
+    other = lacking(
+        Columns(FOREST, relabel=lambda y: torch.cat([y[:20], y[20:].flip(0)]), **SMALL), had
+    ).run(1)
     one, two = toy.active.forests, other.active.forests
-    assert message.digest(one["1"]) == message.digest(two["1"]) and message.digest(one["0"]) != message.digest(two["0"])
+    assert message.digest(one["1"]) == message.digest(two["1"]) and message.digest(
+        one["0"]
+    ) != message.digest(two["0"])
 
 
-# -- boosting --------------------------------------------------------------------------------------------
+# -- boosting --------------------------------------------------------------------------------------
 
 
 def test_boosting_adds_the_trees_of_fedboost_s_rule() -> None:
-    """One split of each of two rounds, by hand: the class with a third of the rows, from its residuals."""
+    """One split of each of two rounds, by hand: the class with a third of the rows, from its
+    residuals.
+    """
     toy = Columns(BOOSTING, lot=1, bins=8, depth=1, min_rows=1, l2=1.0, rate=0.5).run(2)
     bins = np.concatenate([toy.active.sent[str(m)].numpy() for m in range(3)], axis=1)
     y, K = toy.active.data.y(torch.arange(30)).numpy(), CLASSES
@@ -137,7 +166,11 @@ def test_boosting_adds_the_trees_of_fedboost_s_rule() -> None:
         for k in range(K):
             node = int(trees.root[first + k])
             left = np.unpackbits(trees.left[node])[bins[:, trees.feature[node]]].astype(bool)
-            best = max(gained(g[k], h[k], bins[:, f] <= b) for f in range(bins.shape[1]) for b in range(1, 7))
+            best = max(
+                gained(g[k], h[k], bins[:, f] <= b)
+                for f in range(bins.shape[1])
+                for b in range(1, 7)
+            )
             assert gained(g[k], h[k], left) == pytest.approx(best, rel=0.05)  # g and h are rounded
             for side, at in ((left, trees.child[node]), (~left, trees.child[node] + 1)):
                 assert trees.value[at, 0] * one == pytest.approx(
@@ -161,9 +194,14 @@ def test_boosting_predicts_by_the_parties_that_are_there() -> None:
     parts, nothing = parts_of(toy), torch.zeros(25, FEATURES, dtype=torch.uint8)
     alone = toy.active.decide({0: parts[0]})
     assert torch.equal(alone, toy.active.decide({0: parts[0], 1: nothing, 2: nothing}))
-    assert not torch.equal(alone, toy.active.decide(parts)) and abs(alone.exp().sum(1) - 1).max() < 1e-5
+    assert (
+        not torch.equal(alone, toy.active.decide(parts))
+        and abs(alone.exp().sum(1) - 1).max() < 1e-5
+    )
     other = Columns(BOOSTING, relabel=lambda y: (y + 1) % CLASSES, lot=4, bins=8).run(2)
-    assert [(h.party, h.method, h.put) for h in toy.heard] == [(h.party, h.method, h.put) for h in other.heard]
+    assert [(h.party, h.method, h.put) for h in toy.heard] == [
+        (h.party, h.method, h.put) for h in other.heard
+    ]
     assert sum(toy.active.gains.sum(1)) > 0
 
 
@@ -171,22 +209,32 @@ def test_only_so_many_absent_parties_have_forests() -> None:
     toy = Columns(FOREST, absent=1, **SMALL).run(1)
     assert set(toy.active.forests) == {"0-1-2", "0-1", "0-2", "1-2"}
     parts, nothing = parts_of(toy), torch.zeros(25, FEATURES, dtype=torch.uint8)
-    assert torch.equal(toy.active.decide({0: parts[0]}), toy.active.decide({0: parts[0], 1: nothing, 2: nothing}))
+    assert torch.equal(
+        toy.active.decide({0: parts[0]}), toy.active.decide({0: parts[0], 1: nothing, 2: nothing})
+    )
     context = ClientContext(id=0, parties=9, classes=2)
-    with pytest.raises(MethodError, match="9 parties have 511 sets, and at most 255 may have forests"):
+    with pytest.raises(
+        MethodError, match="9 parties have 511 sets, and at most 255 may have forests"
+    ):
         VerticalForestActive(FOREST.configure(), context)
     VerticalForestActive(FOREST.configure(params={"absent": 1}), context)
 
 
 def test_a_party_that_was_away_takes_part_from_its_return_on() -> None:
     toy = Columns(FOREST, **SMALL).run(1, present=[0, 2])
-    assert toy.active.widths.tolist() == [FEATURES, 0, FEATURES] and set(toy.active.forests) == {"0", "2", "0-2"}
+    assert toy.active.widths.tolist() == [FEATURES, 0, FEATURES] and set(toy.active.forests) == {
+        "0",
+        "2",
+        "0-2",
+    }
     assert toy.active.decide(parts_of(toy)).isfinite().all()
     toy.run(1, start=1)
     assert [h.party for h in toy.heard if h.round == 1] == [1]
     trees = {name: len(tree["root"]) for name, tree in toy.active.forests.items()}
     assert trees == {"0": 10, "2": 10, "0-2": 10, "1": 5, "0-1": 5, "1-2": 5, "0-1-2": 5}
-    untrained = Columns(FOREST, **SMALL).active.decide({0: torch.ones(2, FEATURES, dtype=torch.uint8)})
+    untrained = Columns(FOREST, **SMALL).active.decide(
+        {0: torch.ones(2, FEATURES, dtype=torch.uint8)}
+    )
     assert untrained.std() < 1e-6
 
 
@@ -196,10 +244,14 @@ def test_hostile_bins_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         toy = Columns(FOREST, **SMALL)
         bins = type(toy.party(1)).bins
         monkeypatch.setattr(
-            type(toy.party(1)), "bins", lambda self, bad=bad, bins=bins: bad if self.context.id == 1 else bins(self)
+            type(toy.party(1)),
+            "bins",
+            lambda self, bad=bad, bins=bins: bad if self.context.id == 1 else bins(self),
         )
         toy.run(1)
-        assert [f.party for f in toy.fed.failures] == ["party-1"] and toy.active.widths.tolist() == [
+        assert [f.party for f in toy.fed.failures] == [
+            "party-1"
+        ] and toy.active.widths.tolist() == [
             FEATURES,
             0,
             FEATURES,
@@ -211,7 +263,7 @@ def test_hostile_bins_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(toy.active.decide(wide), toy.active.decide({0: parts[0], 2: parts[2]}))
 
 
-# -- a whole run -----------------------------------------------------------------------------------------
+# -- a whole run -----------------------------------------------------------------------------------
 
 RUN: dict[str, Any] = {
     "method": "vertical-forest",
@@ -232,13 +284,23 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, result
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(ran: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
+    ran: tuple[Path, Any], tmp_path: Path
+) -> None:
     seen: list[int] = []
     run = check({"run": RUN}).run
     with pytest.raises(Stopped):
-        execute(run, tmp_path, progress=lambda status: seen.append(status.round), stop=lambda: seen[-1] == 1)
+        execute(
+            run,
+            tmp_path,
+            progress=lambda status: seen.append(status.round),
+            stop=lambda: seen[-1] == 1,
+        )
     again = execute(run, tmp_path, resume=True).summary
-    assert again["state_sha256"] == ran[1].summary["state_sha256"] and again["accuracy"] == ran[1].summary["accuracy"]
+    assert (
+        again["state_sha256"] == ran[1].summary["state_sha256"]
+        and again["accuracy"] == ran[1].summary["accuracy"]
+    )
     assert again["accuracy"]["mean"] > 0.85
 
 
@@ -248,7 +310,8 @@ def test_the_report_has_importance_and_the_leak(ran: tuple[Path, Any]) -> None:
     assert [row[0] for row in parties["rows"]] == [f"party {m}" for m in range(4)]
     assert sum(row[2] for row in parties["rows"]) == pytest.approx(1) and len(top["rows"]) == 10
     leaks = {(one["message"], one["attack"]): one["success"] for one in found["leaks"]}
-    assert leaks["bins", "reconstruction"] > 0.8  # places in columns tell nearly all of their values
+    # places in columns tell nearly all of their values
+    assert leaks["bins", "reconstruction"] > 0.8
     assert {message for message, attack in leaks if attack == "row labels"} == {
         "no message (completion)", "no message (own embeddings)"
     }  # fmt: skip
@@ -276,16 +339,27 @@ def test_folders_predict_as_the_run_did_with_any_party(ran: tuple[Path, Any]) ->
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda t: replace(t, child=np.where(t.feature >= 0, 0, t.child).astype(np.int32)), "children must come after"),
-        (lambda t: replace(t, child=np.where(t.feature >= 0, 10**6, t.child).astype(np.int32)), "children must come"),
-        (lambda t: replace(t, feature=np.where(t.feature >= 0, 30000, -1).astype(np.int16)), "must look at a column"),
+        (
+            lambda t: replace(t, child=np.where(t.feature >= 0, 0, t.child).astype(np.int32)),
+            "children must come after",
+        ),
+        (
+            lambda t: replace(t, child=np.where(t.feature >= 0, 10**6, t.child).astype(np.int32)),
+            "children must come",
+        ),
+        (
+            lambda t: replace(t, feature=np.where(t.feature >= 0, 30000, -1).astype(np.int16)),
+            "must look at a column",
+        ),
         (lambda t: replace(t, left=t.left[:, :1]), "with a bit for each of 32 bins"),
         (lambda t: replace(t, root=t.root + 1), "roots must ascend from 0"),
         (lambda t: replace(t, value=t.value[:, :1]), "leaves must have 2 values"),
         (lambda t: replace(t, value=-t.value), "2 values from 0 to"),
     ],
 )
-def test_a_folder_with_other_trees_is_refused(change: Any, why: str, ran: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_folder_with_other_trees_is_refused(
+    change: Any, why: str, ran: tuple[Path, Any], tmp_path: Path
+) -> None:
     shutil.copytree(ran[0] / "export" / "active", tmp_path / "active")
     state: Any
     manifest, state = folders.read(tmp_path / "active", "active")
@@ -306,8 +380,10 @@ def test_widths_and_sets_of_a_folder_are_checked() -> None:
     fresh.restore(state)
     assert torch.equal(fresh.decide(parts_of(toy)), toy.active.decide(parts_of(toy)))
     wrong: list[dict[str, Any]] = [
-        {"widths": state["widths"] - 9}, {"forests": {"0-9": state["forests"]["0"]}}, {"forests": {"0": {}}}
-    ]  # fmt: skip
+        {"widths": state["widths"] - 9},
+        {"forests": {"0-9": state["forests"]["0"]}},
+        {"forests": {"0": {}}},
+    ]
     for bad in wrong:
         with pytest.raises(MessageError):
             fresh.restore({**state, **bad})
@@ -328,11 +404,18 @@ def test_trees_of_one_node_are_no_problem() -> None:
 def test_boosted_trees_of_classes_are_exported(name: str, tmp_path: Path) -> None:
     from fedloom.data.sources import load_raw
 
-    values = {**RUN, "method": "vertical-boosting", "rounds": 12, "params": {}, "data": {"name": name, "clients": 2}}
+    values = {
+        **RUN,
+        "method": "vertical-boosting",
+        "rounds": 12,
+        "params": {},
+        "data": {"name": name, "clients": 2},
+    }
     execute(check({"run": values}).run, tmp_path / "run")
     folder, table = export(tmp_path / "run").folder, load_raw(name)  # compared with the run
     raw = {column: values.tolist() for column, values in table.columns.items()}
-    active, sent = load_active(folder / "active"), [load_party(folder / f"party-{m}").embed(raw) for m in range(2)]
+    active = load_active(folder / "active")
+    sent = [load_party(folder / f"party-{m}").embed(raw) for m in range(2)]
     assert len(active.classes) == len(table.classes)
     for parts in (sent, sent[:1], sent[1:]):
         p = active.predict(parts)
@@ -340,26 +423,37 @@ def test_boosted_trees_of_classes_are_exported(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "models"), [("vertical-forest", {}), ("vertical-boosting", {}), ("split", {"variance": True})]
+    ("method", "models"),
+    [("vertical-forest", {}), ("vertical-boosting", {}), ("split", {"variance": True})],
 )
-def test_folders_predict_a_number_in_its_unit(method: str, models: dict[str, Any], tmp_path: Path) -> None:
+def test_folders_predict_a_number_in_its_unit(
+    method: str, models: dict[str, Any], tmp_path: Path
+) -> None:
     rng, n = np.random.default_rng(0), 120
     age, iron = rng.normal(size=(2, n)).round(3)
     days = (40 + 3 * age + 6 * iron).round(2)
     lines = ["id,age,days", *(f"p{i},{age[i]},{days[i]}" for i in range(n))]
     (tmp_path / "clinic.csv").write_text("\n".join(lines))
-    (tmp_path / "lab.csv").write_text("\n".join(["id,iron", *(f"p{i},{iron[i]}" for i in range(n))]))
+    (tmp_path / "lab.csv").write_text(
+        "\n".join(["id,iron", *(f"p{i},{iron[i]}" for i in range(n))])
+    )
     files = [str(tmp_path / name) for name in ("clinic.csv", "lab.csv")]
     columns = {"files": files, "id": "id", "label": "days"}
     run = fedloom.run(method, columns=columns, rounds=3, models=models, out=tmp_path / "run")
     folder = export(tmp_path / "run").folder  # compared with the run
     active = load_active(folder / "active")
     sent = [
-        load_party(folder / f"party-{m}").embed({name: values.tolist()}, [f"p{i}" for i in range(n)])
+        load_party(folder / f"party-{m}").embed(
+            {name: values.tolist()}, [f"p{i}" for i in range(n)]
+        )
         for m, (name, values) in enumerate({"age": age, "iron": iron}.items())
     ]
     found = active.predict(sent)
-    assert active.classes == () and found.shape == (n, 2 if models else 1) and 30 < found[:, 0].mean() < 50
+    assert (
+        active.classes == ()
+        and found.shape == (n, 2 if models else 1)
+        and 30 < found[:, 0].mean() < 50
+    )
     if method != "split":
         test = run.summary["scores"]["rmse"]  # on rows that no tree has seen
         assert np.sqrt(((found[:, 0] - days) ** 2).mean()) < test < days.std()
@@ -367,7 +461,9 @@ def test_folders_predict_a_number_in_its_unit(method: str, models: dict[str, Any
             state: Any
             manifest, state = folders.read(folder / "active", "active")
             tree = trees_of(state["state"]["forests"]["0"])
-            state["state"]["forests"]["0"] = trees_tree(replace(tree, value=tree.value.repeat(2, axis=1)))
+            state["state"]["forests"]["0"] = trees_tree(
+                replace(tree, value=tree.value.repeat(2, axis=1))
+            )
             about = manifest.model_dump(mode="json", exclude={"state_sha256", "state_bytes"})
             folders.write(folder / "active", about, message.encode(state))
             load_active(folder / "active")

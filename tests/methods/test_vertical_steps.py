@@ -1,4 +1,6 @@
-"""Functions that vertical methods share: centering, the rows of each batch, and where the labels are."""
+"""Functions that vertical methods share: centering, the rows of each batch, and where the labels
+are.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,12 @@ SPLIT = methods.find("split")
 
 
 def passive(m: int = 1, **params: Any) -> SplitPassive:
-    return SplitPassive(SplitConfig(embedding_dim=WIDTH, batch_size=8, **params), Columns(SPLIT).contexts[m])
+    return SplitPassive(
+        SplitConfig(embedding_dim=WIDTH, batch_size=8, **params), Columns(SPLIT).contexts[m]
+    )
 
 
-# -- the extractor ---------------------------------------------------------------------------------------
+# -- the extractor ---------------------------------------------------------------------------------
 
 
 def test_calibration_centres_the_embeddings_of_the_own_rows() -> None:
@@ -74,7 +78,9 @@ def test_without_centering_the_extractor_is_its_body() -> None:
     calibrate(party)
     body = party.context.build()
     assert torch.equal(party.infer(party.data.every), body(party.data.every).detach())
-    assert not party.buffers and set(party.params) == {f"body.{k}" for k, _ in body.named_parameters()}
+    assert not party.buffers and set(party.params) == {
+        f"body.{k}" for k, _ in body.named_parameters()
+    }
 
 
 def test_centering_has_no_weights_of_its_own() -> None:
@@ -83,7 +89,7 @@ def test_centering_has_no_weights_of_its_own() -> None:
     assert names == {k for k, _ in Extractor(body, WIDTH, False).named_parameters()}
 
 
-# -- rows, labels, batches -------------------------------------------------------------------------------
+# -- rows, labels, batches -------------------------------------------------------------------------
 
 
 def test_the_same_people_stand_in_the_same_order_everywhere() -> None:
@@ -102,11 +108,14 @@ def test_the_same_people_stand_in_the_same_order_everywhere() -> None:
                 assert torch.equal(x, aligned_rows(toy.party(m))[rows])
             assert torch.equal(labels(toy.active, rows), y[rows])
         every = torch.cat(seen)
-        assert len(every) == 16 and set(every.tolist()) == set(range(13))  # topped up from its own start
+        # topped up from its own start
+        assert len(every) == 16 and set(every.tolist()) == set(range(13))
         assert torch.equal(every[13:], every[:3])
 
 
-@pytest.mark.parametrize(("aligned", "size", "steps"), [(6, 16, 1), (8, 8, 1), (9, 8, 2), (16, 8, 2)])
+@pytest.mark.parametrize(
+    ("aligned", "size", "steps"), [(6, 16, 1), (8, 8, 1), (9, 8, 2), (16, 8, 2)]
+)
 def test_a_pass_is_made_of_full_batches(aligned: int, size: int, steps: int) -> None:
     active = Columns(SPLIT, aligned=aligned, batch_size=size).active
     assert steps_per_pass(active) == steps
@@ -129,7 +138,9 @@ def test_passes_differ_from_each_other_and_repeat() -> None:
     active = Columns(SPLIT).active
     assert not torch.equal(batch_indices(active, 0, 0), batch_indices(active, 1, 0))
     assert torch.equal(batch_indices(active, 1, 0), batch_indices(Columns(SPLIT).active, 1, 0))
-    assert not torch.equal(batch_indices(active, 0, 0), batch_indices(Columns(SPLIT, seed=1).active, 0, 0))
+    assert not torch.equal(
+        batch_indices(active, 0, 0), batch_indices(Columns(SPLIT, seed=1).active, 0, 0)
+    )
 
 
 def test_a_party_has_no_labels_to_read() -> None:
@@ -145,7 +156,9 @@ def test_a_party_has_no_labels_to_read() -> None:
         lambda: party.sample_batch(0, size=4),
     ]
     for read in reads:
-        with pytest.raises(MethodError, match="these rows have no labels here; read labels only at"):
+        with pytest.raises(
+            MethodError, match="these rows have no labels here; read labels only at"
+        ):
             read()
 
 
@@ -155,10 +168,11 @@ def test_the_active_party_holds_the_labels_of_the_aligned_people_alone() -> None
     assert (labels(active) >= 0).all()
     others = torch.ones(len(active.data.pool), dtype=torch.bool)
     others[active.data.index] = False
-    assert (active.data.labels[others] == -1).all()  # there is none to be found, even by a wrong index
+    # there is none to be found, even by a wrong index
+    assert (active.data.labels[others] == -1).all()
 
 
-# -- evaluation ------------------------------------------------------------------------------------------
+# -- evaluation ------------------------------------------------------------------------------------
 
 
 def test_the_active_party_decides_from_what_all_contribute_in_their_order() -> None:
@@ -168,7 +182,9 @@ def test_the_active_party_decides_from_what_all_contribute_in_their_order() -> N
     assert torch.equal(parts[1], toy.party(1).infer(toy.contexts[1].tests["test"].every))
     active = SplitActive(SplitConfig(embedding_dim=WIDTH), toy.active.context)
     logits = active.decide(parts)
-    assert torch.equal(logits, active.net.module(torch.stack([parts[m] for m in range(3)], 1)).detach())
+    assert torch.equal(
+        logits, active.net.module(torch.stack([parts[m] for m in range(3)], 1)).detach()
+    )
     assert not torch.allclose(logits, active.decide({0: parts[1], 1: parts[0], 2: parts[2]}))
 
 
@@ -186,11 +202,16 @@ def test_the_state_of_a_passive_party_must_name_the_statistics_of_centering() ->
 
     with pytest.raises(MethodError, match="STATE must name"):
         Forgets(SplitConfig(embedding_dim=WIDTH), Columns(SPLIT).contexts[0])
-    assert partial(Forgets, SplitConfig(embedding_dim=WIDTH, centered=False), Columns(SPLIT).contexts[0])().params
+    assert partial(
+        Forgets, SplitConfig(embedding_dim=WIDTH, centered=False), Columns(SPLIT).contexts[0]
+    )().params
 
 
 def test_a_party_without_rows_is_reported() -> None:
     with pytest.raises(MethodError, match="no rows of its own"):
         aligned_rows(
-            SplitPassive(SplitConfig(embedding_dim=WIDTH), ClientContext(id=4, network=lambda: nn.Linear(2, WIDTH)))
+            SplitPassive(
+                SplitConfig(embedding_dim=WIDTH),
+                ClientContext(id=4, network=lambda: nn.Linear(2, WIDTH)),
+            )
         )

@@ -1,4 +1,6 @@
-"""What holds for every method that AFIND+ lends its choice to: who is asked, what crosses, faults, churn, engines."""
+"""What holds for every method that AFIND+ lends its choice to: who is asked, what crosses, faults,
+churn, engines.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def mean_loss(toy: Toy) -> float:
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(name: str, norm: bool) -> None:
     make = partial(common, norm=norm)
-    loop, strict = (Toy(find(name), 4, isolated=i, make=make, **SMALL).run(3) for i in (False, True))
+    loop, strict = (
+        Toy(find(name), 4, isolated=i, make=make, **SMALL).run(3) for i in (False, True)
+    )
     assert sha(loop) == sha(strict)
     assert loop.fed.ledger.state() == strict.fed.ledger.state()
     assert loop.engine.notes() == strict.engine.notes()

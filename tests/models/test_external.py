@@ -26,7 +26,9 @@ class Net(nn.Module):
         super().__init__()
         self.seen: Tensor | None = None
         self.embed = nn.Linear(3, 5)
-        self.tail = nn.Sequential(nn.Linear(5, outputs), nn.Unflatten(1, (1, -1)) if odd else nn.Dropout(0.5))
+        self.tail = nn.Sequential(
+            nn.Linear(5, outputs), nn.Unflatten(1, (1, -1)) if odd else nn.Dropout(0.5)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen = x
@@ -37,7 +39,9 @@ class Net(nn.Module):
 @pytest.fixture
 def torchvision(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """`torchvision.models`, with a network "ten" of ten classes that takes 6x6 pictures."""
-    weights = SimpleNamespace(transforms=lambda: SimpleNamespace(crop_size=[6], mean=[0.1, 0.2, 0.3], std=[1, 2, 4]))
+    weights = SimpleNamespace(
+        transforms=lambda: SimpleNamespace(crop_size=[6], mean=[0.1, 0.2, 0.3], std=[1, 2, 4])
+    )
 
     def get_model(name: str, weights: Any) -> nn.Module:
         if name not in ("ten", "odd"):
@@ -64,7 +68,9 @@ def test_what_reaches_a_network_of_torchvision_is_what_it_was_trained_on() -> No
     seen: Any = net.body
     assert seen.seen.shape == (2, 3, 6, 6)
     for channel, (mean, std) in enumerate(((0.1, 1), (0.2, 2), (0.3, 4))):
-        assert torch.allclose(seen.seen[:, channel], torch.full((2, 6, 6), (0.25 - mean) / std), atol=1e-6)
+        assert torch.allclose(
+            seen.seen[:, channel], torch.full((2, 6, 6), (0.25 - mean) / std), atol=1e-6
+        )
     assert out.shape == (2, 10) and net.features(raw).shape == (2, 5)
     assert net.head is not None and torch.equal(out, net.head(net.features((raw - 8) / 8)))
     ramp = torch.arange(8.0).expand(1, 3, 8, 8) * 30
@@ -79,14 +85,19 @@ def test_there_are_logits_only_for_as_many_classes_as_it_was_trained_for() -> No
     net = external.build("torchvision:ten", COLOR, 3, *PIXELS)
     assert net.features(torch.zeros(2, *COLOR)).shape == (2, 5)
     assert not any(name.startswith("head") for name in net.state_dict())
-    with pytest.raises(ModelError, match=r"torchvision:ten was not trained on this run's classes.*features alone"):
+    with pytest.raises(
+        ModelError, match=r"torchvision:ten was not trained on this run's classes.*features alone"
+    ):
         net(torch.zeros(2, *COLOR))
 
 
 @pytest.mark.usefixtures("torchvision")
 def test_other_weights_are_the_same_ones_each_time_in_the_same_architecture() -> None:
     before = torch.get_rng_state()
-    own, a, b = (external.build("torchvision:ten", COLOR, 3, *PIXELS, seed=seed).state_dict() for seed in (None, 1, 1))
+    own, a, b = (
+        external.build("torchvision:ten", COLOR, 3, *PIXELS, seed=seed).state_dict()
+        for seed in (None, 1, 1)
+    )
     assert torch.equal(torch.get_rng_state(), before)
     assert list(own) == list(a) == list(b)
     assert all(torch.equal(a[k], b[k]) for k in a) and not all(torch.equal(a[k], own[k]) for k in a)
@@ -97,7 +108,11 @@ def test_other_weights_are_the_same_ones_each_time_in_the_same_architecture() ->
 @pytest.mark.parametrize(
     ("name", "shape", "why"),
     [
-        ("torchvision:eleven", COLOR, "cannot be loaded .ValueError: Unknown model eleven.; check its name"),
+        (
+            "torchvision:eleven",
+            COLOR,
+            "cannot be loaded .ValueError: Unknown model eleven.; check its name",
+        ),
         ("torchvision:odd", COLOR, "gives features of shape"),
         ("torchvision:ten", (30,), "takes gray or color images"),
         ("torchvision:ten", (4, 8, 8), "takes gray or color images"),
@@ -112,7 +127,9 @@ def test_what_does_not_fit_is_refused(name: str, shape: tuple[int, ...], why: st
 @pytest.mark.parametrize(
     ("name", "library"), [("torchvision:resnet50", "torchvision"), ("hf:some/vit", "transformers")]
 )
-def test_a_missing_library_names_its_extra(name: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_names_its_extra(
+    name: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedloom.models.external.find_spec", lambda needed: None)
     with pytest.raises(ModelError, match=rf"needs {library}.*pip install -e '.\[vision\]'"):
         external.build(name, COLOR, 3, *PIXELS)
@@ -135,15 +152,21 @@ class Hub(nn.Module):
 
 @pytest.fixture
 def transformers(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The parts of transformers that are used. `told` is what was asked of it; `missing`, weights that files lack."""
-    said = SimpleNamespace(told=[], missing=[], config=SimpleNamespace(architectures=["NetModel"], image_size=12))
+    """The parts of transformers that are used. `told` is what was asked of it; `missing`, weights
+    that files lack.
+    """
+    said = SimpleNamespace(
+        told=[], missing=[], config=SimpleNamespace(architectures=["NetModel"], image_size=12)
+    )
 
     def loader(classes: int | None) -> Any:
         def from_pretrained(where: str, **options: Any) -> Any:
             said.told.append((where, options))
             return Hub(classes).double(), {"missing_keys": said.missing}
 
-        return SimpleNamespace(from_pretrained=from_pretrained, from_config=lambda config, **options: Hub(classes))
+        return SimpleNamespace(
+            from_pretrained=from_pretrained, from_config=lambda config, **options: Hub(classes)
+        )
 
     def config(where: str, **options: Any) -> Any:
         said.told.append((where, options))
@@ -177,7 +200,11 @@ def test_a_network_of_the_hub_is_read_as_safetensors_and_runs_no_code(
 
 def test_a_classifier_of_the_hub_has_its_logits(transformers: SimpleNamespace) -> None:
     transformers.config.architectures = ["NetForImageClassification"]
-    transformers.takes = {"size": {"height": 6, "width": 10}, "image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+    transformers.takes = {
+        "size": {"height": 6, "width": 10},
+        "image_mean": [0.0] * 3,
+        "image_std": [1.0] * 3,
+    }
     net = external.build("hf:some/net", COLOR, 4, *PIXELS)
     x = torch.rand(2, *COLOR) * 2 - 1
     assert net.size == (6, 10) and net.head is not None
@@ -193,5 +220,7 @@ def test_its_size_may_be_said_in_several_forms(size: Any, transformers: SimpleNa
 
 def test_a_file_without_all_weights_is_refused(transformers: SimpleNamespace) -> None:
     transformers.missing = ["pooler.bias"]
-    with pytest.raises(ModelError, match=r"lacks 1 weights of the network, such as pooler\.bias.*random"):
+    with pytest.raises(
+        ModelError, match=r"lacks 1 weights of the network, such as pooler\.bias.*random"
+    ):
         external.build("hf:some/net", COLOR, 4, *PIXELS)

@@ -67,7 +67,9 @@ def test_parameters(name: str, shape: Any, classes: int, norm: Any, expected: in
 
 
 def by_hand(depth: int, widen: int, channels: int, classes: int) -> int:
-    """WRN-d-k from the paper's table 1: convolutions without bias, two numbers a channel for norms."""
+    """WRN-d-k from the paper's table 1: convolutions without bias, two numbers a
+    channel for norms.
+    """
     total, inputs = channels * 16 * 9, 16
     for width in (16 * widen, 32 * widen, 64 * widen):
         for _ in range((depth - 4) // 6):
@@ -215,7 +217,11 @@ def test_cifar_resnets_take_any_size_and_have_wide_features() -> None:
 def test_without_a_norm_the_blocks_of_a_stage_share_one_block_s_strength() -> None:
     """Else 32 layers add up to ten times the usual logits, and stay at chance."""
     for name, each in (("resnet8x4", 1), ("resnet20", 3), ("resnet32x4", 5)):
-        blocks = [m for m in build(name, (1, 8, 8), 10, "none", seed=0).modules() if isinstance(m, BasicBlock)]
+        blocks = [
+            m
+            for m in build(name, (1, 8, 8), 10, "none", seed=0).modules()
+            if isinstance(m, BasicBlock)
+        ]
         assert len(blocks) == 3 * each
         for block in blocks:
             usual = (2 / (9 * block.conv2.out_channels)) ** 0.5  # fan_out
@@ -256,7 +262,9 @@ def test_norms_are_what_they_say() -> None:
 def test_convolutions_have_a_bias_only_without_norm() -> None:
     for name in IMAGES:
         for norm in NORMS:
-            convolutions = [m for m in build(name, (3, 8, 8), 2, norm).modules() if isinstance(m, nn.Conv2d)]
+            convolutions = [
+                m for m in build(name, (3, 8, 8), 2, norm).modules() if isinstance(m, nn.Conv2d)
+            ]
             assert convolutions
             assert all((c.bias is not None) == (norm == "none") for c in convolutions)
 
@@ -308,13 +316,17 @@ def test_a_misfit_names_what_fits() -> None:
         "lenet5 takes images (channels, height, width) of at least 4x4 pixels, not rows of shape "
         "(30,). These fit: linear, mlp, mlp-large, mlp-deep, mlp-5."
     )
-    with pytest.raises(ModelError, match=r"8x8 pixels.*fit: .*lenet5, cnn-small, cnn, cnn-strided, wrn-10-1"):
+    with pytest.raises(
+        ModelError, match=r"8x8 pixels.*fit: .*lenet5, cnn-small, cnn, cnn-strided, wrn-10-1"
+    ):
         build("resnet18", (3, 7, 8), 2)
     with pytest.raises(ModelError, match=r"\(28, 28, 1\)"):
         build("cnn", (28, 28, 1), 10)
 
 
-@pytest.mark.parametrize(("shape", "classes"), [((), 2), ((0,), 2), ((4,), 0), ((4.0,), 2), ((True,), 2), ((4,), "2")])
+@pytest.mark.parametrize(
+    ("shape", "classes"), [((), 2), ((0,), 2), ((4,), 0), ((4.0,), 2), ((True,), 2), ((4,), "2")]
+)
 def test_lengths_are_natural_numbers(shape: Any, classes: Any) -> None:
     with pytest.raises(ModelError, match="must be positive integers"):
         build("mlp", shape, classes)
@@ -395,7 +407,10 @@ def test_own_networks(name: str) -> None:
         ("mynets:", "must have the form package.module:name"),
         ("no_such_package.x:factory", "cannot import no_such_package.*PYTHONPATH"),
         ("brokennets:factory", "nothing_of_that_name"),
-        ("hf:google/vit", "a pretrained model of another library, which only pretrained.model takes"),
+        (
+            "hf:google/vit",
+            "a pretrained model of another library, which only pretrained.model takes",
+        ),
         ("mynets:missing", "missing must be a function or class, but is missing"),
         ("mynets:NUMBER", "but is of type int"),
         ("mynets:not_a_module", "must return a torch.nn.Module, not a str"),

@@ -29,7 +29,9 @@ class Caller:
         ask: makes a call of a kind, with a body, under an id.
     """
 
-    def __init__(self, ask: Ask, run: RunConfig, party: int = 0, members: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, ask: Ask, run: RunConfig, party: int = 0, members: Mapping[str, str] | None = None
+    ) -> None:
         self._ask = ask
         self._config = for_nodes(build(run)).model_dump_json()
         self._party = party
@@ -84,7 +86,9 @@ class Caller:
             "call": call,
             "round": -1 if look else t,
             "method": method,
-            "tasks": [{"each": None, "reply_refs": dict(reply_refs or {}), "fault": None, "seed": call}],
+            "tasks": [
+                {"each": None, "reply_refs": dict(reply_refs or {}), "fault": None, "seed": call}
+            ],
             "leave": leave,
             "expect": spell(expect),
             "kept": list(kept),
@@ -125,7 +129,9 @@ class Transport:
                 field.addresses[name],
                 field.credentials("second" if name == "second" else "coordinator"),
             )
-            made = await open_hub(names, "0" * 32, changed, listen=listen, credentials=credentials, wait=30)
+            made = await open_hub(
+                names, "0" * 32, changed, listen=listen, credentials=credentials, wait=30
+            )
             await asyncio.gather(*(line.wait(60) for line in made))
             return made
 

@@ -1,4 +1,6 @@
-"""Nodes in this process, over real connections: for tests of what they answer, not of what kills them."""
+"""Nodes in this process, over real connections: for tests of what they answer, not of what kills
+them.
+"""
 
 import asyncio
 import socket
@@ -74,13 +76,17 @@ def free_port() -> int:
 def federation(
     folder: Path, count: int, change: Callable[[str], dict[str, Any]] = lambda _: {}
 ) -> Iterator[tuple[Path, list[RunningNode]]]:
-    """So many nodes, and the coordinator's file. One worker does the work of all: torch's chance is one."""
+    """So many nodes, and the coordinator's file. One worker does the work of all: torch's chance is
+    one.
+    """
     names, address = [f"node-{n}" for n in range(count)], f"127.0.0.1:{free_port()}"
     worker = ThreadPoolExecutor(1)
     with loop() as there:
 
         async def begin(name: str) -> RunningNode:
-            cfg = config(folder, name, names, **{"callers": {"coordinator": address}, **change(name)})
+            cfg = config(
+                folder, name, names, **{"callers": {"coordinator": address}, **change(name)}
+            )
             return await start(cfg, NodeService(cfg, worker))
 
         nodes = [there.run(begin(name)) for name in names]

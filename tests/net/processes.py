@@ -1,6 +1,8 @@
-"""A federation of real processes on this machine, with certificates, and a proxy before each that listens.
+"""A federation of real processes on this machine, with certificates, and a proxy before each that
+listens.
 
-Nothing here waits for a time: for a line of output, a line of an audit log, or the end of a process.
+Nothing here waits for a time: for a line of output, a line of an audit log, or the end of a
+    process.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from tests.net.nodes import Loop, loop
 from tests.net.proxy import Proxy, proxy
 
 PATIENCE = 90.0
-"""Seconds after which a test fails because nothing came; never how long something is meant to take."""
+"""Seconds after which a test fails because nothing came; never how long something is meant to take.
+"""
 SETTINGS = """\
 secret_noise = false
 lease = 5
@@ -73,7 +76,13 @@ class Process:
     """
 
     def __init__(self, *words: str | Path) -> None:
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200", "NO_COLOR": "1"}
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            "COLUMNS": "200",
+            "NO_COLOR": "1",
+        }
         self._popen = subprocess.Popen(
             [sys.executable, "-m", *map(str, words)],
             stdin=subprocess.DEVNULL,
@@ -174,7 +183,10 @@ class Node:
         """SIGSTOP; when it is done, nothing runs there any more."""
         assert self.process is not None
         self.process.send(signal.SIGSTOP)
-        until(lambda: Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "SIGSTOP")
+        until(
+            lambda: Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T",
+            "SIGSTOP",
+        )
 
     def thaw(self) -> None:
         assert self.process is not None
@@ -191,7 +203,8 @@ class Node:
         """The folders of its runs, the newest last."""
         found = (self.folder / "state").glob("run-*")
         return sorted(
-            (p for p in found if (p / "run.json").exists()), key=lambda p: (p / "run.json").stat().st_mtime_ns
+            (p for p in found if (p / "run.json").exists()),
+            key=lambda p: (p / "run.json").stat().st_mtime_ns,
         )
 
     def stored(self, name: str = "state") -> StoredState:
@@ -214,7 +227,9 @@ class Machines:
         loop: where proxies run, and hubs of tests.
     """
 
-    def __init__(self, folder: Path, nodes: Sequence[Node], addresses: dict[str, str], there: Loop) -> None:
+    def __init__(
+        self, folder: Path, nodes: Sequence[Node], addresses: dict[str, str], there: Loop
+    ) -> None:
         self.folder, self.nodes, self.addresses, self.loop = folder, nodes, addresses, there
         self.federation = folder / "federation.toml"
         self.hubs: list[Any] = []
@@ -222,12 +237,18 @@ class Machines:
     def credentials(self, name: str = "coordinator") -> Credentials:
         """Of one of those who may have some."""
         server_side = self.folder / name
-        return Credentials(server_side / "ca.pem", server_side / "certificate.pem", server_side / "key.pem")
+        return Credentials(
+            server_side / "ca.pem", server_side / "certificate.pem", server_side / "key.pem"
+        )
 
     def over(self, run: RunConfig, at: str = "coordinator", **settings: float) -> RunConfig:
-        """A run, over the net; by a coordinator that listens at another address, or has other settings, if told."""
+        """A run, over the net; by a coordinator that listens at another address, or has other
+        settings, if told.
+        """
         path = self.folder / f"federation-{at}{'-'.join(settings)}.toml"
-        text = self.federation.read_text().replace(self.addresses["coordinator"], self.addresses[at])
+        text = self.federation.read_text().replace(
+            self.addresses["coordinator"], self.addresses[at]
+        )
         path.write_text("".join(f"{name} = {value}\n" for name, value in settings.items()) + text)
         return run.model_copy(update={"engine": EngineConfig(name="net", federation=str(path))})
 
@@ -249,15 +270,25 @@ def run_of(method: str, rounds: int = 3, clients: int = 3, **changes: Any) -> Ru
     values: dict[str, Any] = {
         "method": method,
         "rounds": rounds,
-        "data": {"name": "digits", "clients": clients, "public_rows": 60, "test_rows": 50, "own_test_rows": 20},
+        "data": {
+            "name": "digits",
+            "clients": clients,
+            "public_rows": 60,
+            "test_rows": 50,
+            "own_test_rows": 20,
+        },
         "models": {"pool": ["mlp"], "norm": "none"},
-        "params": {name: SMALL[name] for name in SMALL if name in registry()[method].config.model_fields},
+        "params": {
+            name: SMALL[name] for name in SMALL if name in registry()[method].config.model_fields
+        },
     }
     return check({"run": {**values, **changes}}).run
 
 
 @contextmanager
-def machines(folder: Path, count: int, *, settings: str = SETTINGS, begin: bool = True) -> Iterator[Machines]:
+def machines(
+    folder: Path, count: int, *, settings: str = SETTINGS, begin: bool = True
+) -> Iterator[Machines]:
     """A federation. Every process of it ends with the block."""
     names = [f"node-{n}" for n in range(count)]
     with ExitStack() as stack:
@@ -265,7 +296,12 @@ def machines(folder: Path, count: int, *, settings: str = SETTINGS, begin: bool 
         ports = dict(zip(("coordinator", "spare", "second"), free_ports(3), strict=True))
         addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
         commands.certs(
-            names, folder, sorted(registry()), Console(quiet=True), address=addresses["coordinator"], here=True
+            names,
+            folder,
+            sorted(registry()),
+            Console(quiet=True),
+            address=addresses["coordinator"],
+            here=True,
         )
         identity(folder, "second")
         federation = folder / "federation.toml"
@@ -275,7 +311,10 @@ def machines(folder: Path, count: int, *, settings: str = SETTINGS, begin: bool 
             line = stack.enter_context(proxy(there, ports["coordinator"], seed=k))
             path = folder / name / "node.toml"
             lines = [x for x in path.read_text().splitlines() if not x.startswith("callers")]
-            lines += ["[callers]", f'coordinator = ["127.0.0.1:{line.port}", "{addresses["spare"]}"]']
+            lines += [
+                "[callers]",
+                f'coordinator = ["127.0.0.1:{line.port}", "{addresses["spare"]}"]',
+            ]
             lines += [f'second = "{addresses["second"]}"']
             path.write_text(settings + "\n".join(lines) + DATA)
             nodes.append(Node(folder / name, name, line))
@@ -301,7 +340,9 @@ def coordinator(run: RunConfig, config: Path, out: Path, *more: str) -> Iterator
 
 
 def identity(folder: Path, name: str, authority: CertificateAuthority | None = None) -> None:
-    """A folder with a certificate that has this name, of the CA in that folder or of another one."""
+    """A folder with a certificate that has this name, of the CA in that folder or of
+    another one.
+    """
     certificate, key = (authority or CertificateAuthority(folder)).issue(name, 30)
     server_side = folder / name
     server_side.mkdir(exist_ok=True)
@@ -315,7 +356,8 @@ def identity(folder: Path, name: str, authority: CertificateAuthority | None = N
 
 def free_ports(count: int) -> list[int]:
     """Ports that nobody has, and that no connection is given by chance."""
-    chance, found = Random(os.getpid() * 1000 + threading.get_native_id() + int(monotonic() * 1000)), dict[int, None]()
+    chance = Random(os.getpid() * 1000 + threading.get_native_id() + int(monotonic() * 1000))
+    found = dict[int, None]()
     while len(found) < count:
         port = chance.randrange(20000, 32000)
         with socket.socket() as tried:

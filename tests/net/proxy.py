@@ -1,4 +1,6 @@
-"""A bad line in front of an address: what goes in comes out later, slower, in part, or not for now."""
+"""A bad line in front of an address: what goes in comes out later, slower, in part, or
+not for now.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Proxy:
     Attributes:
         port: where it listens.
         delay: seconds that each byte is under way.
-        rate: bytes a second in each direction, of all connections together; None for as many as come.
+        rate: bytes a second in each direction, of all connections together; None for as many as
+            come.
         budget: bytes after which a connection is cut, on average; None for never.
         tap: is told the direction and the bytes of all that passes.
         passed: bytes so far, to the node and to the caller.
@@ -67,7 +70,8 @@ class Proxy:
     async def begin(self, port: int) -> None:
         listening = socket.socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)  # what it accepts has the same
+        # what it accepts has the same
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
         listening.bind(("127.0.0.1", port))
         self._server = await asyncio.start_server(self._take, sock=listening, limit=CHUNK)
         self.port = self._server.sockets[0].getsockname()[1]
@@ -94,7 +98,8 @@ class Proxy:
             ends.append(there)
             self._writers.add(there)
             eval_modes = [
-                asyncio.ensure_future(self._pass(TO_CALLER, reader, there, left)),  # nodes dial the caller
+                # nodes dial the caller
+                asyncio.ensure_future(self._pass(TO_CALLER, reader, there, left)),
                 asyncio.ensure_future(self._pass(TO_NODE, back, writer, left)),
             ]
             try:
@@ -113,9 +118,15 @@ class Proxy:
                     await end.wait_closed()
 
     async def _pass(
-        self, eval_mode: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[float]
+        self,
+        eval_mode: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        left: list[float],
     ) -> None:
-        """One direction of one connection: one task reads, at the line's pace, the other hands over when it is time."""
+        """One direction of one connection: one task reads, at the line's pace, the other hands over
+        when it is time.
+        """
         line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
         loop = asyncio.get_running_loop()
 
@@ -137,7 +148,9 @@ class Proxy:
         async def read() -> None:
             while data := await reader.read(CHUNK):
                 if self.rate is not None:
-                    self._free[eval_mode] = max(self._free[eval_mode], loop.time()) + len(data) / self.rate
+                    self._free[eval_mode] = (
+                        max(self._free[eval_mode], loop.time()) + len(data) / self.rate
+                    )
                     await asyncio.sleep(self._free[eval_mode] - loop.time())
                 await line.put((loop.time() + self.delay, data))
             while not line.empty():

@@ -1,4 +1,6 @@
-"""`[aggregate]` at three real nodes: a user's page gets a robust, a secure and a private mean with no line about it."""
+"""`[aggregate]` at three real nodes: a user's page gets a robust, a secure and a private mean with
+no line about it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
-@pytest.mark.parametrize("aggregate", [{"rule": "median"}, {"secure": True}, {"noise": {"sigma": 0.1}}], ids=str)
+@pytest.mark.parametrize(
+    "aggregate", [{"rule": "median"}, {"secure": True}, {"noise": {"sigma": 0.1}}], ids=str
+)
 def test_an_example_s_means_at_nodes_have_the_loop_s_bits(
     aggregate: dict[str, Any], three: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,7 +47,11 @@ def test_an_example_s_means_at_nodes_have_the_loop_s_bits(
 
     async def seen(self: NodeSession, tasks: Any, *more: Any) -> Any:
         found = await run_tasks(self, tasks, *more)
-        replies.extend(reply for task, reply in zip(tasks, found.results, strict=True) if task.method == "update")
+        replies.extend(
+            reply
+            for task, reply in zip(tasks, found.results, strict=True)
+            if task.method == "update"
+        )
         return found
 
     monkeypatch.setattr(NodeSession, "run_tasks", seen)
@@ -52,15 +60,24 @@ def test_an_example_s_means_at_nodes_have_the_loop_s_bits(
     there = execute(run.model_copy(update={"engine": net})).summary
     same(there, execute(run).summary)
     assert len(replies) == 6
-    masked = [not isinstance(reply, dict) and str(reply.dtype) == "torch.int64" for reply in replies]
+    masked = [
+        not isinstance(reply, dict) and str(reply.dtype) == "torch.int64" for reply in replies
+    ]
     assert all(masked) if aggregate.get("secure") else not any(masked)
 
 
-OTHER = FEDPROX.read_text().replace('"weights"', '"theta"').replace("weights", "theta").replace('"rows"', '"n"')
+OTHER = (
+    FEDPROX.read_text()
+    .replace('"weights"', '"theta"')
+    .replace("weights", "theta")
+    .replace('"rows"', '"n"')
+)
 """The same page by other names, and with a field that says the contrary of the run."""
 
 
-@pytest.mark.parametrize("field", ["secure: bool = False", "masked: bool = False", "mu2: float = 0.1"])
+@pytest.mark.parametrize(
+    "field", ["secure: bool = False", "masked: bool = False", "mu2: float = 0.1"]
+)
 def test_no_name_of_a_page_s_field_lets_a_single_reply_out(field: str, tmp_path: Path) -> None:
     page = tmp_path / "page.py"
     page.write_text(OTHER.replace("    epochs: int = 1\n", f"    epochs: int = 1\n    {field}\n"))
@@ -68,7 +85,10 @@ def test_no_name_of_a_page_s_field_lets_a_single_reply_out(field: str, tmp_path:
     try:
         ask("open", opening(config(method="fedprox", **{"aggregate.secure": True})))
         refusal = ask.refused("do", doing(0, ask.host))
-        assert "with aggregate.secure = true, replies of this method are sent as part of a sum only" in refusal.words
+        assert (
+            "with aggregate.secure = true, replies of this method are sent as part of a sum only"
+            in refusal.words
+        )
         unknown = ask.refused("do", doing(0, ask.host, mask={"sum": "x", "weight": "n"}))
         assert unknown.code == rpc_errors.MALFORMED
     finally:
@@ -77,7 +97,10 @@ def test_no_name_of_a_page_s_field_lets_a_single_reply_out(field: str, tmp_path:
 
 def test_the_policy_s_old_setting_is_refused_with_the_new_one() -> None:
     (words,) = MethodPolicy(fixed={"secure": True}).problems(registry()["fedavg"])
-    assert words == "fixed: secure is no setting of a method any more: write secure = true beside fixed"
+    assert (
+        words
+        == "fixed: secure is no setting of a method any more: write secure = true beside fixed"
+    )
     (words,) = MethodPolicy(secure=True).problems(registry()["fedpcl"])
     assert words == "secure: the method takes no mean of clients' replies, so it has no secure sums"
 

@@ -1,4 +1,6 @@
-"""A run at two sites, as their coordinator sees it: it waits for approval, and goes on without a site that stops."""
+"""A run at two sites, as their coordinator sees it: it waits for approval, and goes on without a
+site that stops.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ def sites(tmp_path: Path) -> Iterator[Path]:
 
     def own(name: str) -> dict[str, Any]:
         file = rows(tmp_path / f"{name}.csv", 60, int(name[-1]))
-        return {"approve": "ask", "min_rows": 4, "data": {"wards": {"rows": file, "score": True, **ALLOWED}}}
+        return {
+            "approve": "ask",
+            "min_rows": 4,
+            "data": {"wards": {"rows": file, "score": True, **ALLOWED}},
+        }
 
     with federation(tmp_path, 2, own):
         yield tmp_path
@@ -39,7 +45,12 @@ def begun(sites: Path) -> Iterator[Any]:
     with ThreadPoolExecutor(1) as worker:
 
         def start(rounds: int) -> Future[Any]:
-            given = run(method="fedavg", rounds=rounds, models={"pool": ["linear"]}, params={"batch_size": 8})
+            given = run(
+                method="fedavg",
+                rounds=rounds,
+                models={"pool": ["linear"]},
+                params={"batch_size": 8},
+            )
             engine = EngineConfig(name="net", federation=str(sites / "federation.toml"))
             data = given.data.model_copy(update={"clients": 2})
             return worker.submit(execute, given.model_copy(update={"engine": engine, "data": data}))

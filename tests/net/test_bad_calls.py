@@ -1,5 +1,7 @@
-"""Calls that come twice, late, out of turn, too large or from the wrong one, and disks that are full: each is answered
-with words or not at all, a node lives on, and nothing is done twice or by halves."""
+"""Calls that come twice, late, out of turn, too large or from the wrong one, and disks that are
+full: each is answered with words or not at all, a node lives on, and nothing is done twice or by
+    halves.
+"""
 
 from __future__ import annotations
 
@@ -104,10 +106,14 @@ def test_late_and_disordered_calls_are_refused(caller: Caller) -> None:
     now = caller.sha256()
     start = caller.start
     caller.start = time_ns()
-    assert refused(lambda: caller.do(10, t=2))[0] == rpc_errors.UNKNOWN  # a start that was not announced
+    # a start that was not announced
+    assert refused(lambda: caller.do(10, t=2))[0] == rpc_errors.UNKNOWN
     caller.open(resume=True)
     newer, caller.start = caller.start, start
-    assert refused(lambda: caller.do(10, t=2)) == (rpc_errors.STALE, "a newer start of this run has taken over")
+    assert refused(lambda: caller.do(10, t=2)) == (
+        rpc_errors.STALE,
+        "a newer start of this run has taken over",
+    )
     assert refused(lambda: caller.open())[0] == rpc_errors.STALE
     caller.start = newer
     assert caller.sha256() != now  # as at first, until it is told where to go on
@@ -117,13 +123,18 @@ def test_calls_of_a_run_that_is_another_s(caller: Caller) -> None:
     caller.open()
     run, caller.run = caller.run, secrets.token_hex(16)
     assert refused(lambda: caller.do(1))[0] == rpc_errors.UNKNOWN
-    words = "another run is under way at this node: wait for it, resume it, or ask the node's owner to end it"
+    words = (
+        "another run is under way at this node: wait for it, resume it, or ask the node's owner "
+        "to end it"
+    )
     assert refused(lambda: caller.open()) == (rpc_errors.TAKEN, words)
     caller.run = run
     caller.do(1)
 
 
-@pytest.mark.parametrize("method", ["load", "state", "own_state", "__init__", "_network", "nonsense", "context"])
+@pytest.mark.parametrize(
+    "method", ["load", "state", "own_state", "__init__", "_network", "nonsense", "context"]
+)
 def test_a_call_of_what_is_not_the_page_s(method: str, caller: Caller) -> None:
     caller.open()
     before = caller.sha256()
@@ -132,7 +143,9 @@ def test_a_call_of_what_is_not_the_page_s(method: str, caller: Caller) -> None:
 
 
 def test_a_node_killed_between_its_write_and_its_reply_works_once(tmp_path: Path) -> None:
-    """A new host on the same folder is what a node is after a kill: nothing but the disk is left."""
+    """A new host on the same folder is what a node is after a kill: nothing but the
+    disk is left.
+    """
     with loop() as there:
         host = NodeService(config(tmp_path, "node-0", ["node-0"]))
         caller = Caller(asking(there, host), RUN)
@@ -202,7 +215,9 @@ def test_an_older_start_s_call_in_the_queue_is_not_done_after_a_takeover(tmp_pat
         caller.start = time_ns()
 
         async def both() -> list[Any]:
-            opening = asyncio.ensure_future(host.answer("coordinator", "open", caller.opening(resume=True)))
+            opening = asyncio.ensure_future(
+                host.answer("coordinator", "open", caller.opening(resume=True))
+            )
             while not host._queued:  # until it is in the queue
                 await asyncio.sleep(0)
             late_one = asyncio.ensure_future(host.answer("coordinator", "do", late))
@@ -238,12 +253,18 @@ def test_more_calls_than_the_queue_holds_are_refused(tmp_path: Path) -> None:
         there.run(host.close())
 
 
-def test_two_peers_that_wait_for_each_other_both_get_what_they_want(tmp_path: Path, field: Machines) -> None:
-    """Both fetch from each other in the same moment, while each has work of its own in its one thread."""
+def test_two_peers_that_wait_for_each_other_both_get_what_they_want(
+    tmp_path: Path, field: Machines
+) -> None:
+    """Both fetch from each other in the same moment, while each has work of its own in its one
+    thread.
+    """
     wire = Transport(field)
 
     def ask(n: int) -> Callable[[str, bytes, str], bytes]:
-        return lambda kind, body, id: field.loop.run(wire.lines[n].ask(kind, body, deadline=60.0), 90)
+        return lambda kind, body, id: field.loop.run(
+            wire.lines[n].ask(kind, body, deadline=60.0), 90
+        )
 
     callers = [Caller(ask(n), LONG, n, {str(1 - n): f"node-{1 - n}"}) for n in (0, 1)]
     wire.line._hub.run = callers[0].run
@@ -251,8 +272,12 @@ def test_two_peers_that_wait_for_each_other_both_get_what_they_want(tmp_path: Pa
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(Caller.open, callers))
         for t in range(10):
-            left = [payload.unpack(c.do(3 * t, "give", t=t, leave=True))[0]["lines"][0] for c in callers]
-            inboxes = [{str(1 - n): [1 - n, left[1 - n]["reply_ref"], left[1 - n]["what"]]} for n in (0, 1)]
+            left = [
+                payload.unpack(c.do(3 * t, "give", t=t, leave=True))[0]["lines"][0] for c in callers
+            ]
+            inboxes = [
+                {str(1 - n): [1 - n, left[1 - n]["reply_ref"], left[1 - n]["what"]]} for n in (0, 1)
+            ]
             busy = [pool.submit(c.sha256) for c in callers for _ in range(2)]
             mixes = [
                 pool.submit(c.do, 3 * t + 1, "mix", t=t, reply_refs={"inbox": i})
@@ -269,18 +294,26 @@ def test_two_peers_that_wait_for_each_other_both_get_what_they_want(tmp_path: Pa
     wire.close()
 
 
-# -- what no caller of ours would send ---------------------------------------------------------------------------
+# -- what no caller of ours would send -------------------------------------------------------------
 
 
-def raw(field: Machines, frames: list[bytes], name: str = "node-0", server_side: Path | None = None) -> grpc.StatusCode:
+def raw(
+    field: Machines, frames: list[bytes], name: str = "node-0", server_side: Path | None = None
+) -> grpc.StatusCode:
     """Send frames to a coordinator as they are; how it ended."""
 
     async def talk() -> grpc.StatusCode:
         folder = server_side or field.folder / name
         pem = [(folder / file).read_bytes() for file in ("key.pem", "certificate.pem")]
         secure = grpc.ssl_channel_credentials((field.folder / "ca.pem").read_bytes(), *pem)
-        options = [*CLIENT, ("grpc.ssl_target_name_override", "coordinator"), ("grpc.max_send_message_length", -1)]
-        async with grpc.aio.secure_channel(field.addresses["coordinator"], secure, options) as channel:
+        options = [
+            *CLIENT,
+            ("grpc.ssl_target_name_override", "coordinator"),
+            ("grpc.max_send_message_length", -1),
+        ]
+        async with grpc.aio.secure_channel(
+            field.addresses["coordinator"], secure, options
+        ) as channel:
             call = channel.stream_stream(ASK)(timeout=120)
             try:
                 for frame in frames:
@@ -334,7 +367,14 @@ def test_oversize_and_malformed_calls_leave_a_node_as_it_was(field: Machines) ->
     }
     for what, frames in streams.items():
         assert raw(field, frames) is not grpc.StatusCode.OK, what
-    bodies = [chance.randbytes(200), b"", good[:-1], good + b"x", bytes(8), (1 << 63).to_bytes(8, "little")]
+    bodies = [
+        chance.randbytes(200),
+        b"",
+        good[:-1],
+        good + b"x",
+        bytes(8),
+        (1 << 63).to_bytes(8, "little"),
+    ]
     for _ in range(60):
         changed = bytearray(good)
         for _ in range(chance.randrange(1, 6)):
@@ -360,10 +400,12 @@ def test_oversize_and_malformed_calls_leave_a_node_as_it_was(field: Machines) ->
     wire.close()
 
 
-# -- who is who -----------------------------------------------------------------------------------------------------
+# -- who is who ------------------------------------------------------------------------------------
 
 
-def certificate(folder: Path, server_side: Path, name: str, begins: timedelta, ends: timedelta) -> Path:
+def certificate(
+    folder: Path, server_side: Path, name: str, begins: timedelta, ends: timedelta
+) -> Path:
     """A certificate of this CA, for a time of one's choice."""
     server_side.mkdir()
     ca = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
@@ -391,7 +433,8 @@ def certificate(folder: Path, server_side: Path, name: str, begins: timedelta, e
 def test_certificates_that_do_not_count(field: Machines, tmp_path: Path) -> None:
     wire, body = Transport(field), head(0)
     day = timedelta(days=1)
-    assert raw(field, [body]) is grpc.StatusCode.INVALID_ARGUMENT  # one that counts: what it says is looked at
+    # one that counts: what it says is looked at
+    assert raw(field, [body]) is grpc.StatusCode.INVALID_ARGUMENT
     homes = [
         certificate(field.folder, tmp_path / "expired", "node-0", -2 * day, -day),
         certificate(field.folder, tmp_path / "too early", "node-0", day, 2 * day),
@@ -430,12 +473,16 @@ def test_a_coordinator_whose_certificate_is_revoked_while_it_is_used(field: Mach
     identity(field.folder, "second")  # a new certificate, for the tests that follow
 
 
-# -- a full disk -----------------------------------------------------------------------------------------------------
+# -- a full disk -----------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="a process's limits can't be set from outside")
+@pytest.mark.skipif(
+    not hasattr(resource, "prlimit"), reason="a process's limits can't be set from outside"
+)
 def test_a_full_disk_undoes_a_call(field: Machines, tmp_path: Path) -> None:
-    """The node can't write: the call fails, the party is as it was; with room it goes on, also after a kill."""
+    """The node can't write: the call fails, the party is as it was; with room it goes on, also
+    after a kill.
+    """
     node = field.nodes[1]
     seen: dict[str, Any] = {}
 
@@ -464,7 +511,9 @@ def test_a_full_disk_undoes_a_call(field: Machines, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_threads_and_files_stay_as_they_are_over_many_calls(field: Machines) -> None:
-    """Of an engine and a node, over 5,000 calls: work that is written, looks, and calls that cost nothing."""
+    """Of an engine and a node, over 5,000 calls: work that is written, looks, and calls that cost
+    nothing.
+    """
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc")
     node = field.nodes[0]
@@ -491,19 +540,25 @@ def test_memory_threads_and_files_stay_as_they_are_over_many_calls(field: Machin
             field.loop.run(ask(40 * len(rounds)), 600)
 
         def counts() -> list[tuple[int, int, int]]:
-            return [(resident(pid), threads(pid), open_files(pid)) for pid in (node.pid, os.getpid())]
+            return [
+                (resident(pid), threads(pid), open_files(pid)) for pid in (node.pid, os.getpid())
+            ]
 
         calls(range(20))
         before = counts()
         calls(range(20, 120))
-        for (memory, running, files), (memory2, running2, files2) in zip(before, counts(), strict=True):
+        for (memory, running, files), (memory2, running2, files2) in zip(
+            before, counts(), strict=True
+        ):
             assert memory2 < memory + 15
             assert running2 <= running + 2
             assert files2 <= files + 3
     wire.close()
 
 
-def test_a_call_that_is_cancelled_before_it_begins_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_is_cancelled_before_it_begins_leaves_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """gRPC logs it as an unhandled exception; other exceptions stay in the log."""
     grpc_log = logging.getLogger("grpc._cython.cygrpc")
     for error in (asyncio.CancelledError(), ValueError("a fault")):

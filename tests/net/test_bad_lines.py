@@ -29,11 +29,18 @@ def ledger(folder: Path) -> list[dict[str, str]]:
 @pytest.mark.each_time("gossip-lossy", "fedal-all at once")
 @pytest.mark.parametrize(
     "line",
-    [{"delay": 0.05}, {"rate": 200e3}, {"budget": 60e3}, {"delay": 0.01, "rate": 500e3, "budget": 100e3}],
+    [
+        {"delay": 0.05},
+        {"rate": 200e3},
+        {"budget": 60e3},
+        {"delay": 0.01, "rate": 500e3, "budget": 100e3},
+    ],
     ids=["late", "slow", "lossy", "all at once"],
 )
 @pytest.mark.parametrize("method", ["gossip", "fedal"])
-def test_a_bad_line_changes_no_number(method: str, line: dict[str, float], field: Machines, tmp_path: Path) -> None:
+def test_a_bad_line_changes_no_number(
+    method: str, line: dict[str, float], field: Machines, tmp_path: Path
+) -> None:
     """Peers use these lines, too. Nothing is lost, and nothing counted twice."""
     run = run_of(method, rounds=2)
     here = execute(run, tmp_path / "here")
@@ -44,7 +51,10 @@ def test_a_bad_line_changes_no_number(method: str, line: dict[str, float], field
     same_metrics(there.metrics, here.metrics)
     assert ledger(tmp_path / "there") == ledger(tmp_path / "here")
     for node in field.nodes:
-        calls = [(a["call"], a["method"]) for a in node.audit(run=node.runs()[-1].name.removeprefix("run-"))]
+        calls = [
+            (a["call"], a["method"])
+            for a in node.audit(run=node.runs()[-1].name.removeprefix("run-"))
+        ]
         assert len(calls) == len(set(calls))
 
 
@@ -79,7 +89,11 @@ def weights_sent(run: Any, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     def listen(tree: Any, *more: Any) -> bytes:
         data = encode(tree, *more)
         if isinstance(tree, dict) and "weights" in tree:
-            found.extend(x.numpy().tobytes()[:48] for x in tree["weights"].values() if x.numel() >= 12 and x.any())
+            found.extend(
+                x.numpy().tobytes()[:48]
+                for x in tree["weights"].values()
+                if x.numel() >= 12 and x.any()
+            )
         return data
 
     with monkeypatch.context() as patch:
@@ -92,7 +106,9 @@ def weights_sent(run: Any, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def test_the_coordinator_cannot_read_what_peers_give_each_other(
     sealed: bool, field: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything that passes through its hub is searched; without certificates, the same search finds the weights."""
+    """Everything that passes through its hub is searched; without certificates, the same search
+    finds the weights.
+    """
     run, passed = run_of("gossip", rounds=5), bytearray()
     handle = Hub.answer
 
@@ -107,7 +123,11 @@ def test_the_coordinator_cannot_read_what_peers_give_each_other(
             there = execute(field.over(run))
         else:
             with federation(tmp_path, 3) as (path, _):
-                there = execute(run.model_copy(update={"engine": EngineConfig(name="net", federation=str(path))}))
+                there = execute(
+                    run.model_copy(
+                        update={"engine": EngineConfig(name="net", federation=str(path))}
+                    )
+                )
     same(there.summary, execute(run).summary)
     pieces = weights_sent(run, monkeypatch)
     assert len(pieces) >= 20 and len(passed) > 100_000

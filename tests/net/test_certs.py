@@ -46,7 +46,9 @@ def authority(tmp_path: Path) -> CertificateAuthority:
     return CertificateAuthority.create(tmp_path / "fed")
 
 
-def holder(authority: CertificateAuthority, name: str, days: float = 3, folder: str = "") -> Credentials:
+def holder(
+    authority: CertificateAuthority, name: str, days: float = 3, folder: str = ""
+) -> Credentials:
     """Give a name a certificate, and open it."""
     place = authority.folder / (folder or name)
     place.mkdir(exist_ok=True)
@@ -58,13 +60,19 @@ def holder(authority: CertificateAuthority, name: str, days: float = 3, folder: 
 
 def opened(authority: CertificateAuthority, place: Path) -> Credentials:
     return Credentials(
-        authority.folder / "ca.pem", place / "certificate.pem", place / "key.pem", authority.folder / "revoked.pem"
+        authority.folder / "ca.pem",
+        place / "certificate.pem",
+        place / "key.pem",
+        authority.folder / "revoked.pem",
     )
 
 
 def context(credentials: Credentials) -> dict[str, list[bytes]]:
     """What gRPC tells a server about a caller."""
-    return {"x509_pem_cert": [credentials.certificate.read_bytes()], "x509_common_name": [b"somebody else"]}
+    return {
+        "x509_pem_cert": [credentials.certificate.read_bytes()],
+        "x509_common_name": [b"somebody else"],
+    }
 
 
 @asynccontextmanager
@@ -107,7 +115,9 @@ def test_both_ends_know_each_other_by_their_certificates(authority: CertificateA
     assert asyncio.run(calls()) == ["coordinator", "UNAVAILABLE"]
 
 
-def test_who_has_no_certificate_of_the_ca_does_not_get_in(authority: CertificateAuthority, tmp_path: Path) -> None:
+def test_who_has_no_certificate_of_the_ca_does_not_get_in(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
     server = holder(authority, "hospital-a")
     stranger = holder(CertificateAuthority.create(tmp_path / "other"), "coordinator")
 
@@ -117,12 +127,17 @@ def test_who_has_no_certificate_of_the_ca_does_not_get_in(authority: Certificate
                 server.ca.read_bytes(), stranger.key.read_bytes(), stranger.certificate.read_bytes()
             )
             nameless = grpc.ssl_channel_credentials(server.ca.read_bytes())
-            return [await ask(address, secure, "hospital-a") for secure in (stranger.channel(), believing, nameless)]
+            return [
+                await ask(address, secure, "hospital-a")
+                for secure in (stranger.channel(), believing, nameless)
+            ]
 
     assert asyncio.run(calls()) == ["UNAVAILABLE"] * 3
 
 
-def test_a_caller_is_nobody_without_a_certificate_or_out_of_its_time(authority: CertificateAuthority) -> None:
+def test_a_caller_is_nobody_without_a_certificate_or_out_of_its_time(
+    authority: CertificateAuthority,
+) -> None:
     me = holder(authority, "hospital-a")
     assert me.caller({}) is None
     assert me.caller({"x509_pem_cert": [b"nonsense"]}) is None
@@ -131,7 +146,9 @@ def test_a_caller_is_nobody_without_a_certificate_or_out_of_its_time(authority: 
     assert me.caller(context(holder(authority, "coordinator"))) == "coordinator"
 
 
-def test_a_certificate_without_dns_names_counts_by_its_common_name(authority: CertificateAuthority) -> None:
+def test_a_certificate_without_dns_names_counts_by_its_common_name(
+    authority: CertificateAuthority,
+) -> None:
     key: Any = load_pem_private_key((authority.folder / "ca.key").read_bytes(), None)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "plain")])
     ends = authority.certificate.not_valid_after_utc
@@ -140,7 +157,9 @@ def test_a_certificate_without_dns_names_counts_by_its_common_name(authority: Ce
     assert holder(authority, "hospital-a").caller({"x509_pem_cert": [pem]}) == "plain"
 
 
-def test_a_revoked_caller_is_nobody_as_soon_as_the_list_changes(authority: CertificateAuthority) -> None:
+def test_a_revoked_caller_is_nobody_as_soon_as_the_list_changes(
+    authority: CertificateAuthority,
+) -> None:
     me, other = holder(authority, "hospital-a"), holder(authority, "hospital-b")
     assert me.caller(context(other)) == "hospital-b"
     assert authority.revoke("hospital-b") == 1
@@ -155,7 +174,9 @@ def test_a_revoked_caller_is_nobody_as_soon_as_the_list_changes(authority: Certi
 def test_a_damaged_or_foreign_list_changes_nothing_and_is_logged(
     authority: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    me, other, third = (holder(authority, name) for name in ("hospital-a", "hospital-b", "hospital-c"))
+    me, other, third = (
+        holder(authority, name) for name in ("hospital-a", "hospital-b", "hospital-c")
+    )
     authority.revoke("hospital-b")
     assert me.caller(context(other)) is None
     assert me.revoked is not None
@@ -184,13 +205,23 @@ def test_a_server_can_be_checked_and_pinned_before_a_channel_opens(
             shown = await caller.check_server(address, "hospital-a")
             assert shown == server.certificate.read_bytes()
             assert await ask(address, caller.channel(shown), "hospital-a") == "coordinator"
-            assert await ask(address, caller.channel(twin.certificate.read_bytes()), "hospital-a") == "UNAVAILABLE"
-            with pytest.raises(EngineError, match=r"hospital-b: Hostname mismatch.*; correct the name .*\.toml"):
+            assert (
+                await ask(address, caller.channel(twin.certificate.read_bytes()), "hospital-a")
+                == "UNAVAILABLE"
+            )
+            with pytest.raises(
+                EngineError, match=r"hospital-b: Hostname mismatch.*; correct the name .*\.toml"
+            ):
                 await caller.check_server(address, "hospital-b")
-            with pytest.raises(EngineError, match=r"not trusted as hospital-a: .*; its certificate is from another CA"):
+            with pytest.raises(
+                EngineError,
+                match=r"not trusted as hospital-a: .*; its certificate is from another CA",
+            ):
                 await stranger.check_server(address, "hospital-a")
             authority.revoke("hospital-a")
-            with pytest.raises(EngineError, match="is not trusted as hospital-a: certificate revoked"):
+            with pytest.raises(
+                EngineError, match="is not trusted as hospital-a: certificate revoked"
+            ):
                 await caller.check_server(address, "hospital-a")
         with pytest.raises(EngineError, match="does not answer"):
             await caller.check_server(address, "hospital-a")
@@ -198,7 +229,9 @@ def test_a_server_can_be_checked_and_pinned_before_a_channel_opens(
     asyncio.run(calls())
 
 
-def test_files_that_are_torn_or_gone_later_change_nothing_for_who_connects(authority: CertificateAuthority) -> None:
+def test_files_that_are_torn_or_gone_later_change_nothing_for_who_connects(
+    authority: CertificateAuthority,
+) -> None:
     server, caller = holder(authority, "hospital-a"), holder(authority, "coordinator")
     fallen = holder(authority, "hospital-b")
     authority.revoke("hospital-b")
@@ -209,18 +242,29 @@ def test_files_that_are_torn_or_gone_later_change_nothing_for_who_connects(autho
             for change in (lambda file: write(file, b"torn"), Path.unlink):
                 for file in (caller.revoked, caller.certificate, caller.key):
                     change(file)
-                assert await caller.check_server(address, "hospital-a") == server.certificate.read_bytes()
-                with pytest.raises(EngineError, match="is not trusted as hospital-b: certificate revoked"):
+                assert (
+                    await caller.check_server(address, "hospital-a")
+                    == server.certificate.read_bytes()
+                )
+                with pytest.raises(
+                    EngineError, match="is not trusted as hospital-b: certificate revoked"
+                ):
                     await caller.check_server(other, "hospital-b")
 
     asyncio.run(calls())
 
 
-def test_a_list_that_is_old_or_another_ca_s_is_reported(authority: CertificateAuthority, tmp_path: Path) -> None:
+def test_a_list_that_is_old_or_another_ca_s_is_reported(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
     me, other = holder(authority, "hospital-a"), CertificateAuthority.create(tmp_path / "other")
     found, stranger = me._list, holder(other, "hospital-b")
-    assert found is not None and found.against(credentials._shown(me.certificate.read_bytes())) == ""
-    assert "have different CAs" in found.against(credentials._shown(stranger.certificate.read_bytes()))
+    assert (
+        found is not None and found.against(credentials._shown(me.certificate.read_bytes())) == ""
+    )
+    assert "have different CAs" in found.against(
+        credentials._shown(stranger.certificate.read_bytes())
+    )
     found.ends = datetime(2020, 1, 2, tzinfo=UTC)
     assert "expired on 2020-01-02" in found.against(credentials._shown(me.certificate.read_bytes()))
     assert me.caller(context(me)) is None
@@ -246,7 +290,11 @@ def test_credentials_say_what_is_wrong_with_their_files(
     with pytest.raises(ConfigError, match="is not the key of"):
         Credentials(good.ca, good.certificate, holder(authority, "hospital-b").key)
     with pytest.raises(ConfigError, match="is not signed by the CA"):
-        Credentials(CertificateAuthority.create(tmp_path / "other").folder / "ca.pem", good.certificate, good.key)
+        Credentials(
+            CertificateAuthority.create(tmp_path / "other").folder / "ca.pem",
+            good.certificate,
+            good.key,
+        )
     secret = load_pem_private_key(good.key.read_bytes(), None).private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"word")
     )
@@ -276,14 +324,19 @@ def test_a_key_that_others_can_read_is_warned_of(
     assert "can be read by others" in caplog.text
 
 
-def test_a_chain_of_the_user_pki_is_followed(authority: CertificateAuthority, tmp_path: Path) -> None:
+def test_a_chain_of_the_user_pki_is_followed(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
     """The certificate's file may hold the authorities between it and the CA."""
     root_key: Any = load_pem_private_key((authority.folder / "ca.key").read_bytes(), None)
     below = CertificateAuthority.create(tmp_path / "below")
     key: Any = below.certificate.public_key()
     middle = (
         authorities._certificate(
-            below.certificate.subject, authority.certificate.subject, key, below.certificate.not_valid_after_utc
+            below.certificate.subject,
+            authority.certificate.subject,
+            key,
+            below.certificate.not_valid_after_utc,
         )
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(root_key, SHA256())
@@ -313,7 +366,13 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
 def make(folder: Path, *names: str, **options: Any) -> str:
     """`fedloom certs`, and what it prints."""
     out = io.StringIO()
-    certs(names, folder, ["fedal", "gossip"], Console(file=out, width=200), **{"here": True, **options})
+    certs(
+        names,
+        folder,
+        ["fedal", "gossip"],
+        Console(file=out, width=200),
+        **{"here": True, **options},
+    )
     return out.getvalue()
 
 
@@ -327,7 +386,10 @@ def test_certs_makes_everything_that_a_federation_needs(tmp_path: Path) -> None:
     assert "hospital-b" in told and "ca.key to yourself" in told
     node = read_node(folder / "hospital-b" / "node.toml")
     assert (node.name, node.peers) == ("hospital-b", ("hospital-a",))
-    assert node.callers == {"coordinator": ("127.0.0.1:7443",)} and set(node.methods) == {"fedal", "gossip"}
+    assert node.callers == {"coordinator": ("127.0.0.1:7443",)} and set(node.methods) == {
+        "fedal",
+        "gossip",
+    }
     assert node.credentials is not None and node.credentials.name == "hospital-b"
     federation = tomllib.loads((folder / "federation.toml").read_text())
     assert federation["nodes"] == [{"name": "hospital-a"}, {"name": "hospital-b"}]
@@ -336,7 +398,9 @@ def test_certs_makes_everything_that_a_federation_needs(tmp_path: Path) -> None:
     assert Credentials(*files).name == "coordinator"
     if os.name != "nt":
         assert {mode(key) for key in [*folder.glob("*/key.pem"), folder / "ca.key"]} == {0o600}
-        assert {mode(place) for place in (folder, *(p for p in folder.iterdir() if p.is_dir()))} == {0o700}
+        assert {
+            mode(place) for place in (folder, *(p for p in folder.iterdir() if p.is_dir()))
+        } == {0o700}
 
 
 def test_nodes_can_be_added_and_existing_files_stays(tmp_path: Path) -> None:
@@ -355,7 +419,10 @@ def test_nodes_can_be_added_and_existing_files_stays(tmp_path: Path) -> None:
     nodes = tomllib.loads(federation.read_text())["nodes"]
     assert nodes[2] == {"name": "hospital-c"}
     node = read_node(folder / "hospital-c" / "node.toml")
-    assert node.callers == {"coordinator": ("c.example:9000",)} and node.peers == ("hospital-a", "hospital-b")
+    assert node.callers == {"coordinator": ("c.example:9000",)} and node.peers == (
+        "hospital-a",
+        "hospital-b",
+    )
     make(folder, "hospital-d")
     assert tomllib.loads(federation.read_text())["nodes"][3] == {"name": "hospital-d"}
     assert read_node(folder / "hospital-d" / "node.toml").credentials is not None
@@ -371,7 +438,9 @@ def test_renewing_gives_new_certificates_and_keeps_configs(tmp_path: Path) -> No
     for name in names:
         place = folder / name
         assert (place / "certificate.pem").read_bytes() != old[name]
-        assert Credentials(place / "ca.pem", place / "certificate.pem", place / "key.pem").name == name
+        assert (
+            Credentials(place / "ca.pem", place / "certificate.pem", place / "key.pem").name == name
+        )
     assert {path: path.read_bytes() for path in folder.rglob("*.toml")} == configs
     authority = CertificateAuthority(folder)
     assert authority.revoke("hospital-a") == 2  # the old one too
@@ -390,7 +459,10 @@ def test_revoking_reaches_every_folder_here(tmp_path: Path) -> None:
     assert len({path.read_bytes() for path in folder.rglob("revoked.pem")}) == 1
     with pytest.raises(ConfigError, match="'hospital-x' has no certificate"):
         revoke(["hospital-a", "hospital-x"], folder, Console(file=io.StringIO()))
-    assert node.caller({"x509_pem_cert": [(folder / "hospital-a" / "certificate.pem").read_bytes()]}) == "hospital-a"
+    assert (
+        node.caller({"x509_pem_cert": [(folder / "hospital-a" / "certificate.pem").read_bytes()]})
+        == "hospital-a"
+    )
 
 
 def test_a_folder_without_a_ca_has_nothing_to_renew(tmp_path: Path) -> None:
@@ -412,7 +484,10 @@ def test_what_was_issued_shows_what_was_revoked_since_when(tmp_path: Path) -> No
     assert old[0] == "name,serial,ends" and not any(one.revoked for one in authority.issued())
     make(folder, "hospital-b", renew=True)
     assert path.read_text().startswith(new)
-    assert [bool(one.revoked) for one in authority.issued() if one.name == "hospital-b"] == [True, False]
+    assert [bool(one.revoked) for one in authority.issued() if one.name == "hospital-b"] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -446,7 +521,8 @@ def test_a_refused_request_writes_nothing(
 
 
 def test_an_authority_that_is_not_whole_is_refused(tmp_path: Path) -> None:
-    authority, other = CertificateAuthority.create(tmp_path / "a"), CertificateAuthority.create(tmp_path / "b")
+    authority = CertificateAuthority.create(tmp_path / "a")
+    other = CertificateAuthority.create(tmp_path / "b")
     with pytest.raises(ConfigError, match="holds a CA already"):
         CertificateAuthority.create(tmp_path / "a")
     (authority.folder / "ca.key").write_bytes((other.folder / "ca.key").read_bytes())
@@ -460,6 +536,10 @@ def test_an_authority_that_is_not_whole_is_refused(tmp_path: Path) -> None:
 def test_nothing_secret_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     told = make(tmp_path / "fed", "hospital-a")
-    secrets = [path.read_text().splitlines()[1] for path in (tmp_path / "fed").rglob("*key*") if path.is_file()]
+    secrets = [
+        path.read_text().splitlines()[1]
+        for path in (tmp_path / "fed").rglob("*key*")
+        if path.is_file()
+    ]
     assert len(secrets) == 3
     assert not any(secret in told + caplog.text for secret in secrets)

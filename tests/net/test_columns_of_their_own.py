@@ -1,4 +1,6 @@
-"""Vertical runs between organizations: each party's columns are its own file, and people are matched over the wire."""
+"""Vertical runs between organizations: each party's columns are its own file, and people are
+matched over the wire.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,16 @@ from tests.net.nodes import federation
 from tests.net.processes import Machines, machines, until
 
 PEOPLE = 120
-SAME = ("state_sha256", "accuracy", "scores", "test_sha256", "bytes", "messages", "failures", "alone")
+SAME = (
+    "state_sha256",
+    "accuracy",
+    "scores",
+    "test_sha256",
+    "bytes",
+    "messages",
+    "failures",
+    "alone",
+)
 SMALL = {
     "batch_size": 16,
     "embedding_dim": 16,
@@ -43,13 +54,22 @@ SMALL = {
 
 
 def table(path: Path, who: Any, seed: int, *, id: str, label: str = "") -> Path:
-    """A party's file of these people: two columns that tell something of the class, one of words."""
+    """A party's file of these people: two columns that tell something of the class,
+    one of words.
+    """
     rng = np.random.default_rng(seed)
     lines = [",".join([id, f"a{seed}", f"b{seed}", "word", *([label] if label else [])])]
     for n in who:
         y = n % 3 == 0
-        values = [f"P{n:04}", f"{rng.normal(loc=2 * y):.3f}", f"{rng.normal(scale=5):.3f}", "xy"[int(rng.integers(2))]]
-        lines.append(",".join([*values, *(["" if n == 30 else ("ill" if y else "well")] if label else [])]))
+        values = [
+            f"P{n:04}",
+            f"{rng.normal(loc=2 * y):.3f}",
+            f"{rng.normal(scale=5):.3f}",
+            "xy"[int(rng.integers(2))],
+        ]
+        lines.append(
+            ",".join([*values, *(["" if n == 30 else ("ill" if y else "well")] if label else [])])
+        )
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -64,7 +84,9 @@ def _shown(state: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The clinic knows 0..99, a laboratory 20..119 backwards, another all even people; 30 has no label."""
+    """The clinic knows 0..99, a laboratory 20..119 backwards, another all even people; 30 has no
+    label.
+    """
     folder = tmp_path_factory.mktemp("files")
     return [
         table(folder / "clinic.csv", range(100), 1, id="patient", label="state"),
@@ -85,22 +107,31 @@ def nodes_of(files: list[Path], **policy: Any) -> Any:
 def federated(path: Path, files: list[Path], *, secret: bool = False) -> Path:
     """The coordinator's own file, in the federation's."""
     text = path.read_text().replace("secret_draw = false\n", "")
-    path.write_text(f'secret_draw = {str(secret).lower()}\n{text}\n[data.people]\nrows = "{files[0]}"\n')
+    path.write_text(
+        f'secret_draw = {str(secret).lower()}\n{text}\n[data.people]\nrows = "{files[0]}"\n'
+    )
     return path
 
 
 @pytest.fixture(scope="module")
-def there(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[RunningNode]]]:
+def there(
+    files: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, list[RunningNode]]]:
     with federation(tmp_path_factory.mktemp("nodes"), 2, nodes_of(files)) as (path, nodes):
         yield federated(path, files), nodes
 
 
 def run_of(
-    method: str = "split", federation: Path | None = None, files: list[Path] | None = None, **columns: Any
+    method: str = "split",
+    federation: Path | None = None,
+    files: list[Path] | None = None,
+    **columns: Any,
 ) -> Any:
     """A run over the net, or on this machine with all files."""
     own = (
-        {"private": True, "id": "patient"} if federation else {"files": files, "id": ["patient", "subject", "patient"]}
+        {"private": True, "id": "patient"}
+        if federation
+        else {"files": files, "id": ["patient", "subject", "patient"]}
     )
     values = {
         "method": method,
@@ -109,7 +140,9 @@ def run_of(
         "data": {"clients": 3, **({"name": "people"} if federation else {})},
         "columns": {**own, "label": "state", **columns},
         "models": {"pool": ["mlp"]},
-        "params": {name: SMALL[name] for name in SMALL if name in registry()[method].config.model_fields},
+        "params": {
+            name: SMALL[name] for name in SMALL if name in registry()[method].config.model_fields
+        },
         **({"engine": {"name": "net", "federation": str(federation)}} if federation else {}),
     }
     return check({"run": json.loads(json.dumps(values, default=str))}).run
@@ -117,7 +150,9 @@ def run_of(
 
 def matched(run: RunConfig, files: list[Path]) -> Matched:
     """A matching without a run."""
-    found = match(run, None, PrivateData(rows=files[0]), node_set(federation_of(run)), resume=False).matched
+    found = match(
+        run, None, PrivateData(rows=files[0]), node_set(federation_of(run)), resume=False
+    ).matched
     assert found is not None
     return found
 
@@ -128,7 +163,12 @@ def rows(found: Matched) -> list[list[int]]:
 
 def audits(nodes: list[RunningNode], what: str) -> list[dict[str, Any]]:
     """The lines of all nodes on one thing, node by node."""
-    files = [file for node in nodes for file in (node.service.audit.path, node.service.audit.refusals) if file.exists()]
+    files = [
+        file
+        for node in nodes
+        for file in (node.service.audit.path, node.service.audit.refusals)
+        if file.exists()
+    ]
     lines = [line for file in files for line in file.read_text().splitlines()]
     return [line for line in map(json.loads, lines) if line["what"] == what]
 
@@ -147,9 +187,12 @@ def test_no_id_is_written_down_and_no_row_leaves(
             assert b"P00" not in path.read_bytes(), path
     assert "P00" not in caplog.text
     begun, shards, kept = (
-        [audits([node], what)[-1] for node in there[1]] for what in ("began to match", "matched a shard", "matched")
+        [audits([node], what)[-1] for node in there[1]]
+        for what in ("began to match", "matched a shard", "matched")
     )
-    assert sorted(line["ids"] for line in begun) == [60, 100] and {line["ids_of_caller"] for line in begun} == {100}
+    assert sorted(line["ids"] for line in begun) == [60, 100] and {
+        line["ids_of_caller"] for line in begun
+    } == {100}
     assert all(line["bytes_in"] > 35 * 100 and line["caller"] == "coordinator" for line in shards)
     assert {(line["aligned"] + line["test"]) for line in kept} == {39}
 
@@ -188,7 +231,12 @@ def test_who_is_matched_stays_so_when_a_run_continues(
         run, out = run_of("split", federated(path, files, secret=True)), tmp_path / "run"
         seen: list[int] = []
         with pytest.raises(Stopped):
-            execute(run, out, progress=lambda status: seen.append(status.round), stop=lambda: seen[-1] == 2)
+            execute(
+                run,
+                out,
+                progress=lambda status: seen.append(status.round),
+                stop=lambda: seen[-1] == 2,
+            )
         before = Matched.load(out / FILE)
         assert before is not None and len(audits(nodes, "matched")) == 2
         for node in nodes:  # as if it was restarted
@@ -196,7 +244,9 @@ def test_who_is_matched_stays_so_when_a_run_continues(
         monkeypatch.setattr("fedloom.remote.starts.time_ns", lambda: 1)
         result = execute(run, out, resume=True)
         after = Matched.load(out / FILE)
-        assert after is not None and after.mark == before.mark and len(audits(nodes, "matched")) == 2
+        assert (
+            after is not None and after.mark == before.mark and len(audits(nodes, "matched")) == 2
+        )
         assert result.summary["rounds"] == 3
 
 
@@ -208,7 +258,9 @@ def test_a_file_that_has_changed_is_refused(files: list[Path], tmp_path: Path) -
         run, out = run_of("split", federated(path, mine)), tmp_path / "run"
         execute(run, out)
         mine[2].write_text(mine[2].read_text().replace(",x", ",y", 1))
-        with pytest.raises(ConfigError, match=r"node-1 refuses the run: this node's rows have changed"):
+        with pytest.raises(
+            ConfigError, match=r"node-1 refuses the run: this node's rows have changed"
+        ):
             execute(run, out, resume=True)
         mine[2].write_text(files[2].read_text())
         mine[0].write_text(mine[0].read_text() + "P0999,1,1,x,well\n")
@@ -277,7 +329,9 @@ def test_a_coordinator_that_dies_in_the_middle_begins_again(
         run, out = run_of(federation=federated(path, files)), tmp_path / "run"
         ask = _MatchingSession._ask
 
-        async def until_the_second_keeps(self: Any, guest: Any, step: str, *rest: Any, **more: Any) -> Any:
+        async def until_the_second_keeps(
+            self: Any, guest: Any, step: str, *rest: Any, **more: Any
+        ) -> Any:
             if step == "leave" or (step == "keep" and guest.party == 2):
                 raise Died
             return await ask(self, guest, step, *rest, **more)
@@ -288,13 +342,17 @@ def test_a_coordinator_that_dies_in_the_middle_begins_again(
         monkeypatch.undo()
         assert not (out / FILE).exists() and nodes[1].service._matcher.others("")
         execute(run, out, resume=True)
-        marks = {Matched.load(next(n.service.config.state.glob("run-*/matched"))).mark for n in nodes}
+        marks = {
+            Matched.load(next(n.service.config.state.glob("run-*/matched"))).mark for n in nodes
+        }
         assert marks == {Matched.load(out / FILE).mark}
 
 
 @pytest.fixture(scope="module")
 def processes(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    """Real ones: where parties of one process share torch's chance, methods that draw by it give other numbers."""
+    """Real ones: where parties of one process share torch's chance, methods that draw by it give
+    other numbers.
+    """
     with machines(tmp_path_factory.mktemp("processes"), 2, begin=False) as made:
         for node, file, id in zip(made.nodes, files[1:], ("subject", "patient"), strict=True):
             config = node.folder / "node.toml"
@@ -325,11 +383,17 @@ def test_it_gives_the_numbers_of_a_run_on_one_machine(
     for key in SAME:
         assert there.summary[key] == here.summary[key], key
     held, known = (
-        json.loads((tmp_path / folder / "partition.json").read_text())["parties"] for folder in ("run", "local")
+        json.loads((tmp_path / folder / "partition.json").read_text())["parties"]
+        for folder in ("run", "local")
     )
     for count in ("aligned", "unaligned", "test"):
-        assert [party[count] for party in held["parties"]] == [party[count] for party in known["parties"]], count
-    assert held["parties"][1]["columns"] is None and held["parties"][0]["columns"] == known["parties"][0]["columns"]
+        assert [party[count] for party in held["parties"]] == [
+            party[count] for party in known["parties"]
+        ], count
+    assert (
+        held["parties"][1]["columns"] is None
+        and held["parties"][0]["columns"] == known["parties"][0]["columns"]
+    )
     assert "private columns" in write(tmp_path / "run").read_text()
 
 
@@ -346,7 +410,10 @@ def test_a_number_over_columns_of_nodes_is_that_of_one_machine(
     path.write_text(processes.federation.read_text().replace(str(files[0]), str(priced)))
     here = execute(run_of("split", files=[priced, *files[1:]]), tmp_path / "local")
     over = execute(run_of("split", path), tmp_path / "run")
-    assert over.summary["task"] == "number" and over.summary["rmse"]["mean"] < 2 * over.summary["chance"]
+    assert (
+        over.summary["task"] == "number"
+        and over.summary["rmse"]["mean"] < 2 * over.summary["chance"]
+    )
     for key in ("state_sha256", "rmse", "scores", "test_sha256", "bytes", "messages", "failures"):
         assert over.summary[key] == here.summary[key], key
     assert "private columns" in write(tmp_path / "run").read_text()
@@ -380,7 +447,9 @@ def test_a_node_that_is_killed_in_the_middle_is_matched_again(
     assert killed and found["state_sha256"] == execute(run_of(files=files)).summary["state_sha256"]
 
 
-def test_what_cannot_be_is_reported(files: list[Path], there: tuple[Path, list[RunningNode]], tmp_path: Path) -> None:
+def test_what_cannot_be_is_reported(
+    files: list[Path], there: tuple[Path, list[RunningNode]], tmp_path: Path
+) -> None:
     run: RunConfig = run_of("split", there[0])
     with pytest.raises(ConfigError, match="add --engine net"):
         execute(run.model_copy(update={"engine": type(run.engine)()}))
@@ -399,4 +468,6 @@ def test_what_cannot_be_is_reported(files: list[Path], there: tuple[Path, list[R
     other = table(tmp_path / "other.csv", range(500, 600), 4, id="patient", label="state")
     with pytest.raises(DataError, match="0 people in common"):
         match(run, None, PrivateData(rows=other), node_set(federation_of(run)), resume=False)
-    assert len(audits(there[1], "left a matching")) == 2 and not there[1][0].service._matcher.others("")
+    assert len(audits(there[1], "left a matching")) == 2 and not there[1][
+        0
+    ].service._matcher.others("")

@@ -1,4 +1,6 @@
-"""Nodes dial the coordinator: no port of theirs is open, nobody else is believed, and what a break lost comes again."""
+"""Nodes dial the coordinator: no port of theirs is open, nobody else is believed, and what a break
+lost comes again.
+"""
 
 import asyncio
 import os
@@ -29,7 +31,9 @@ def listening(pid: int) -> set[str]:
     """The local addresses at which a process takes connections."""
     inodes = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
     lines = [
-        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
     ]
     return {line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in inodes}
 
@@ -53,7 +57,9 @@ def test_a_killed_node_is_noticed_when_its_connection_closes(field: Machines) ->
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_and_returns_in_time_changes_no_number(field: Machines, tmp_path: Path) -> None:
+def test_a_node_that_is_killed_and_returns_in_time_changes_no_number(
+    field: Machines, tmp_path: Path
+) -> None:
     """It is killed in the middle of its work, or before; the call comes again."""
     victim, struck = field.nodes[2], list[Any]()
 
@@ -62,7 +68,9 @@ def test_a_node_that_is_killed_and_returns_in_time_changes_no_number(field: Mach
         victim.start()
 
     run_ = run_of("fedavg-adam", rounds=6)
-    steps = {t: lambda: struck.append(in_background(strike)) for t in (1, 4)} | {3: lambda: struck[0]()}
+    steps = {t: lambda: struck.append(in_background(strike)) for t in (1, 4)} | {
+        3: lambda: struck[0]()
+    }
     there = execute(field.over(run_, reconnect=120.0), tmp_path / "run", progress=after(steps))
     for done in struck:
         done()
@@ -76,13 +84,18 @@ def pki(tmp_path: Path) -> Pki:
 
 
 def hub_and_client(
-    pki: Pki, coordinator: Credentials, node: Credentials, test: Callable[[list[NodeConnection], RPCClient], Any]
+    pki: Pki,
+    coordinator: Credentials,
+    node: Credentials,
+    test: Callable[[list[NodeConnection], RPCClient], Any],
 ) -> None:
     """A hub for a node named `node`, and what dials it under the name `hub`."""
 
     async def work() -> None:
         listen = f"127.0.0.1:{free_port()}"
-        lines = await open_hub(["node"], "r", lambda *_: None, listen=listen, credentials=coordinator)
+        lines = await open_hub(
+            ["node"], "r", lambda *_: None, listen=listen, credentials=coordinator
+        )
         client = RPCClient(ServerAddress("hub", listen), node, session="s")
         try:
             await test(lines, client)
@@ -174,10 +187,15 @@ def test_a_sealed_connection_stands_between_these_two_alone(pki: Pki) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asks", "answers", "revoked"), [("mallory", "b", ""), ("a", "mallory", ""), ("a", "b", "a"), ("a", "b", "b")]
+    ("asks", "answers", "revoked"),
+    [("mallory", "b", ""), ("a", "mallory", ""), ("a", "b", "a"), ("a", "b", "b")],
 )
-def test_a_sealed_connection_with_another_does_not_come_about(asks: str, answers: str, revoked: str, pki: Pki) -> None:
-    """Such as with the coordinator, which carries the bytes and has a certificate of the same CA."""
+def test_a_sealed_connection_with_another_does_not_come_about(
+    asks: str, answers: str, revoked: str, pki: Pki
+) -> None:
+    """Such as with the coordinator, which carries the bytes and has a certificate of
+    the same CA.
+    """
     one = SealedChannel(pki.of(asks, revoked=True), "b", server=False)
     other = SealedChannel(pki.of(answers, revoked=True), "a", server=True)
     if revoked:
@@ -209,4 +227,13 @@ def test_a_port_in_use_is_waited_for_and_then_named(pki: Pki) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(EngineError, match="cannot listen at"):
-            run(open_hub(["node"], "r", lambda *_: None, listen=listen, credentials=pki.of("hub"), wait=0.1))
+            run(
+                open_hub(
+                    ["node"],
+                    "r",
+                    lambda *_: None,
+                    listen=listen,
+                    credentials=pki.of("hub"),
+                    wait=0.1,
+                )
+            )

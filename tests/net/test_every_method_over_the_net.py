@@ -1,6 +1,8 @@
-"""Every registered method at nodes, over real connections, against the loop: the same numbers to the bit.
+"""Every registered method at nodes, over real connections, against the loop: the same numbers to
+the bit.
 
-Those whose parties hold columns have one in the coordinator's house, which draws from the same generator of torch's as
+Those whose parties hold columns have one in the coordinator's house, which draws from the same
+generator of torch's as
 nodes in this process would: they meet processes of their own in `test_faults.py`.
 """
 
@@ -38,7 +40,12 @@ def test_a_method_gives_the_same_numbers_over_the_net(name: str, nodes: Path) ->
 
 def test_a_first_round_that_probes_asks_twice_over_the_net(nodes: Path) -> None:
     run = run_of("ditto-afind", "none")
-    compared(run.model_copy(update={"params": {**run.params, "threshold": "calibrated", "explore_by": "probe"}}), nodes)
+    compared(
+        run.model_copy(
+            update={"params": {**run.params, "threshold": "calibrated", "explore_by": "probe"}}
+        ),
+        nodes,
+    )
 
 
 def test_local_training_is_the_same_over_the_net(nodes: Path) -> None:

@@ -1,4 +1,6 @@
-"""Processes that die, freeze and are cut off, each a real one: the run goes on, and what comes back is as it was."""
+"""Processes that die, freeze and are cut off, each a real one: the run goes on, and what comes back
+is as it was.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +76,12 @@ def same_metrics(there: Sequence[Sequence[Any]], here: Sequence[Sequence[Any]]) 
 
 
 @pytest.mark.each_time("split", "proto-evfl", "vertical-forest")
-@pytest.mark.parametrize("method", [name for name, method in registry().items() if method.setting == "vertical"])
-def test_parties_with_columns_give_the_same_numbers_in_processes(method: str, field: Machines) -> None:
+@pytest.mark.parametrize(
+    "method", [name for name, method in registry().items() if method.setting == "vertical"]
+)
+def test_parties_with_columns_give_the_same_numbers_in_processes(
+    method: str, field: Machines
+) -> None:
     run = run_of_every_method(method, "none")
     same(execute(field.over(run)).summary, execute(run).summary)
 
@@ -133,7 +139,9 @@ def test_a_killed_node_is_missed_and_comes_back_as_it_was(
 def test_what_was_worked_out_before_a_kill_is_not_worked_out_again(
     field: Machines, tmp_path: Path, engine: Callable[[], NetEngine]
 ) -> None:
-    """A node works and writes, its reply does not arrive, it is killed: the repeated call gets the reply there was."""
+    """A node works and writes, its reply does not arrive, it is killed: the repeated call gets the
+    reply there was.
+    """
     victim = field.nodes[0]
     seen: dict[str, Any] = {}
 
@@ -157,7 +165,11 @@ def test_what_was_worked_out_before_a_kill_is_not_worked_out_again(
     there = execute(field.over(run, reconnect=60.0), tmp_path / "run", progress=after({2: arm}))
     seen["struck"]()
     same(there.summary, here.summary)
-    calls = [a["call"] for a in victim.audit("answered", run=victim.runs()[-1].name[4:]) if a["round"] >= 0]
+    calls = [
+        a["call"]
+        for a in victim.audit("answered", run=victim.runs()[-1].name[4:])
+        if a["round"] >= 0
+    ]
     assert len(calls) == len(set(calls)) == 4  # one call a round
     assert seen["entry"].round == 2 and seen["entry"].call in calls
 
@@ -197,21 +209,26 @@ def test_a_node_frozen_in_a_large_transfer_is_noticed(field: Machines) -> None:
     with started(field.over(run)) as engine, ThreadPoolExecutor(1) as pool:
         frozen.line.rate = 10e6
         base = frozen.line.passed[0]
-        call = pool.submit(engine.call, [0, 1, 2], "update", {"t": 0}, {0: {}, 1: LARGE, 2: {}}, (0, 0))
+        call = pool.submit(
+            engine.call, [0, 1, 2], "update", {"t": 0}, {0: {}, 1: LARGE, 2: {}}, (0, 0)
+        )
         until(lambda: frozen.line.passed[0] > base + 15e6, "15 MB")
         frozen.freeze()
         replies = call.result(PATIENCE)
         assert replies[1] == Failure("unreachable")
         assert replies[0] is None and replies[2] is None
         assert engine.presence() == {0: True, 1: False, 2: True}
-        assert engine.call([1], "update", {"t": 0}, None, (0, 1)) == [Failure("unreachable")]  # at once
+        # at once
+        assert engine.call([1], "update", {"t": 0}, None, (0, 1)) == [Failure("unreachable")]
         frozen.thaw()
         until(lambda: engine.presence()[1], "the node")
         frozen.line.straight()
         assert engine.call([1], "update", {"t": 0}, None, (0, 2)) == [None]
 
 
-def test_a_peer_that_freezes_is_done_without(field: Machines, tmp_path: Path, engine: Callable[[], NetEngine]) -> None:
+def test_a_peer_that_freezes_is_done_without(
+    field: Machines, tmp_path: Path, engine: Callable[[], NetEngine]
+) -> None:
     """It has said what it has to give, and freezes before anybody has fetched it."""
     frozen = field.nodes[2]
     seen: dict[str, Any] = {}
@@ -271,7 +288,8 @@ def test_a_broken_transfer_continues_where_it_was(field: Machines) -> None:
             field.loop.run(node.line.cut())
             node.line.heal()
         (reply,) = call.result()
-        assert isinstance(reply, Failure) and reply.reason == "raised"  # it arrived; the method takes no such thing
+        # it arrived; the method takes no such thing
+        assert isinstance(reply, Failure) and reply.reason == "raised"
         assert node.line.passed[0] - base < 60e6
 
 
@@ -281,7 +299,9 @@ def test_two_coordinators_of_different_runs(field: Machines, tmp_path: Path) -> 
     told: list[str] = []
 
     def meanwhile() -> None:
-        with coordinator(field.over(other, "spare"), tmp_path / "other.toml", tmp_path / "other") as second:
+        with coordinator(
+            field.over(other, "spare"), tmp_path / "other.toml", tmp_path / "other"
+        ) as second:
             told.append(second.says("another run is under way"))
 
     there = execute(field.over(run), progress=after({1: meanwhile}))
@@ -290,7 +310,9 @@ def test_two_coordinators_of_different_runs(field: Machines, tmp_path: Path) -> 
 
 
 def test_two_coordinators_of_the_same_run(field: Machines, tmp_path: Path) -> None:
-    """The one that was started later takes over, and the other one ends with an error that says so."""
+    """The one that was started later takes over, and the other one ends with an error
+    that says so.
+    """
     run = run_of("fedavg-adam", rounds=40)
     out = tmp_path / "run"
     for node in field.nodes:

@@ -119,7 +119,9 @@ def test_a_node_that_falls_silent_is_found_also_by_a_coordinator_that_never_rest
         while not stubs.absent and loop().time() < begun + 2 * most:
             await asyncio.sleep(0.1)
         (name, at) = stubs.absent[0]
-        assert name == "node-7" and SILENCE - 2 * PULSE < at - begun < most and len(stubs.absent) == 1
+        assert (
+            name == "node-7" and SILENCE - 2 * PULSE < at - begun < most and len(stubs.absent) == 1
+        )
         await stubs.close()
 
     run(work(0.0, SILENCE + PULSE + 1))
@@ -179,7 +181,9 @@ def test_a_head_that_takes_long_delays_no_other_node_and_has_one_thread(parser: 
         try:
             reply: dict[str, Any] = {"hub": hub.token, "number": 99, "code": "", "words": ""}
             large = b"slow" * SMALL
-            slow = [asyncio.ensure_future(ask(hub, "node-0", "reply", reply, large)) for _ in range(20)]
+            slow = [
+                asyncio.ensure_future(ask(hub, "node-0", "reply", reply, large)) for _ in range(20)
+            ]
             await asyncio.to_thread(parser.stopped.acquire)
             call = asyncio.ensure_future(hub.connections["node-1"].ask("do", b"work", deadline=60))
             poll = {"hub": "", "last": -1, "session": "s", "limit": 1 << 20}

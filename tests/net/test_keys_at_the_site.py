@@ -1,4 +1,6 @@
-"""Keys that are made where they are used: requests, their signature, the CA's password, and lists that expire."""
+"""Keys that are made where they are used: requests, their signature, the CA's password, and lists
+that expire.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def test_a_site_gets_a_certificate_and_its_key_stays(
     assert fingerprint in again and "kept" in again  # to renew: the key stays
 
 
-def test_the_keys_of_a_test_are_made_here_without_a_question(fedloom: Callable[..., Done], prompts: list[Any]) -> None:
+def test_the_keys_of_a_test_are_made_here_without_a_question(
+    fedloom: Callable[..., Done], prompts: list[Any]
+) -> None:
     fedloom("certs", "hospital-a", "--all-here", "--out", "fed")
     assert read(Path("fed/hospital-a/node.toml")).credentials is not None
     assert b"ENCRYPTED" not in Path("fed/ca.key").read_bytes()
@@ -95,7 +99,9 @@ def test_the_keys_of_a_test_are_made_here_without_a_question(fedloom: Callable[.
     assert "has no node hospital-b: add it with fedloom certs hospital-b" in told
 
 
-def test_the_cas_key_is_sealed_by_its_password(fedloom: Callable[..., Done], prompts: list[Any]) -> None:
+def test_the_cas_key_is_sealed_by_its_password(
+    fedloom: Callable[..., Done], prompts: list[Any]
+) -> None:
     prompts += ["too short"]
     assert "at least 12 characters" in fedloom("certs", "a", "--out", "fed", code=2).stderr
     assert not Path("fed/ca.key").exists()
@@ -118,14 +124,18 @@ def request(path: Path, name: str = "site", units: tuple[str, ...] = (), key: An
     key = key or ec.generate_private_key(ec.SECP256R1())
     subject = [x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]
     subject += [x509.NameAttribute(x509.NameOID.ORGANIZATIONAL_UNIT_NAME, unit) for unit in units]
-    made = x509.CertificateSigningRequestBuilder().subject_name(x509.Name(subject)).sign(key, SHA256())
+    made = (
+        x509.CertificateSigningRequestBuilder().subject_name(x509.Name(subject)).sign(key, SHA256())
+    )
     path.write_bytes(made.public_bytes(Encoding.PEM))
     return path
 
 
 def torn(path: Path) -> Path:
     """A request whose signature is another's."""
-    one, two = (x509.load_pem_x509_csr(request(path, name).read_bytes()) for name in ("site", "evil"))
+    one, two = (
+        x509.load_pem_x509_csr(request(path, name).read_bytes()) for name in ("site", "evil")
+    )
     der = one.public_bytes(Encoding.DER).replace(b"site", b"evil")
     assert x509.load_der_x509_csr(der).subject == two.subject
     path.write_bytes(x509.load_der_x509_csr(der).public_bytes(Encoding.PEM))
@@ -141,14 +151,25 @@ def torn(path: Path) -> Path:
         (lambda path: request(path, units=("admin",)), "asks for the role 'admin'"),
         (lambda path: request(path, "../up"), "lower-case"),
         (lambda path: request(path, "a\x1b[2J"), "lower-case"),
-        (lambda path: request(path, key=rsa.generate_private_key(65537, 2048)), "at least 3072 bits"),
+        (
+            lambda path: request(path, key=rsa.generate_private_key(65537, 2048)),
+            "at least 3072 bits",
+        ),
     ],
 )
-def test_what_is_no_sound_request_is_not_signed(make: Callable[[Path], Path], words: str, tmp_path: Path) -> None:
+def test_what_is_no_sound_request_is_not_signed(
+    make: Callable[[Path], Path], words: str, tmp_path: Path
+) -> None:
     CertificateAuthority.create(tmp_path / "fed")
     path = make(tmp_path / "request.pem")
     with pytest.raises(ConfigError, match=words):
-        commands.sign(path, tmp_path / "fed", Console(file=io.StringIO()), password=lambda new: "", sure=lambda: True)
+        commands.sign(
+            path,
+            tmp_path / "fed",
+            Console(file=io.StringIO()),
+            password=lambda new: "",
+            sure=lambda: True,
+        )
     assert CertificateAuthority(tmp_path / "fed").issued() == []
 
 
@@ -157,8 +178,14 @@ def test_certificates_and_lists_are_short_lived(tmp_path: Path) -> None:
     shown = x509.load_pem_x509_certificate((tmp_path / "fed/a/certificate.pem").read_bytes())
     listed = x509.load_pem_x509_crl((tmp_path / "fed/a/revoked.pem").read_bytes())
     ends = listed.next_update_utc
-    assert ends is not None and timedelta(days=6, hours=23) < ends - datetime.now(UTC) < timedelta(days=7, hours=1)
-    assert timedelta(days=29, hours=23) < shown.not_valid_after_utc - datetime.now(UTC) < timedelta(days=30, hours=1)
+    assert ends is not None and timedelta(days=6, hours=23) < ends - datetime.now(UTC) < timedelta(
+        days=7, hours=1
+    )
+    assert (
+        timedelta(days=29, hours=23)
+        < shown.not_valid_after_utc - datetime.now(UTC)
+        < timedelta(days=30, hours=1)
+    )
 
 
 @pytest.fixture
@@ -176,7 +203,9 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return turn
 
 
-def test_what_has_expired_is_named_with_its_repair(tmp_path: Path, later: Callable[[int], None]) -> None:
+def test_what_has_expired_is_named_with_its_repair(
+    tmp_path: Path, later: Callable[[int], None]
+) -> None:
     folder = tmp_path / "fed"
     out = io.StringIO()
     commands.certs(["a"], folder, ["fedal"], Console(file=out, width=200), here=True)
@@ -186,10 +215,14 @@ def test_what_has_expired_is_named_with_its_repair(tmp_path: Path, later: Callab
     assert mine is not None and mine.caller(other) == "coordinator"
     later(8)
     assert mine.caller(other) is None
-    with pytest.raises(ConfigError, match=r"revoked\.pem expired on .* fedloom certs --list: copy its revoked\.pem"):
+    with pytest.raises(
+        ConfigError, match=r"revoked\.pem expired on .* fedloom certs --list: copy its revoked\.pem"
+    ):
         _ = read(folder / "a/node.toml").credentials
     later(31)
-    with pytest.raises(ConfigError, match=r"certificate\.pem expired on .* run fedloom certs --request NAME"):
+    with pytest.raises(
+        ConfigError, match=r"certificate\.pem expired on .* run fedloom certs --request NAME"
+    ):
         Credentials(folder / "a/ca.pem", folder / "a/certificate.pem", folder / "a/key.pem")
 
 

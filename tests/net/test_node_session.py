@@ -1,4 +1,6 @@
-"""What the coordinator makes of what a node says, however strange: a failure of that node's call, and nothing else."""
+"""What the coordinator makes of what a node says, however strange: a failure of that node's call,
+and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,16 @@ class Node:
 
 def session(node: Node) -> NodeSession:
     addresses = {1: "a", 2: "b"}
-    return NodeSession(1, addresses[1], node, RunContext("0" * 32, 1, "{}", False, Timeouts(), addresses))
+    return NodeSession(
+        1, addresses[1], node, RunContext("0" * 32, 1, "{}", False, Timeouts(), addresses)
+    )
 
 
 def told(node: Node) -> list[Any]:
     task = Task(1, "update", {"t": 0}, round=0)
-    return asyncio.run(session(node).run_tasks([task], message.encode({"t": 0}), False, None)).results
+    return asyncio.run(
+        session(node).run_tasks([task], message.encode({"t": 0}), False, None)
+    ).results
 
 
 @pytest.mark.parametrize(
@@ -80,7 +86,9 @@ def test_a_reason_is_one_of_those_known_and_notes_are_numbers() -> None:
         "notes": {"a": 1.0, "b": "x", "c": [2.0]},
     }
     node = Node(payload.pack(strange))
-    found = asyncio.run(session(node).run_tasks([Task(1, "update", {}, round=0)], message.encode({}), False, None))
+    found = asyncio.run(
+        session(node).run_tasks([Task(1, "update", {}, round=0)], message.encode({}), False, None)
+    )
     assert found.results[0].reason == "raised" and "see the log of a" in found.results[0].trace
     assert found.notes == {"a": 1.0, "c": [2.0]}
 
@@ -88,7 +96,9 @@ def test_a_reason_is_one_of_those_known_and_notes_are_numbers() -> None:
 def test_more_notes_than_a_page_makes_are_not_taken() -> None:
     many = payload.pack({**GOOD, "notes": {f"{n}": 1.0 for n in range(1000)}})
     found = asyncio.run(
-        session(Node(many)).run_tasks([Task(1, "update", {}, round=0)], message.encode({}), False, None)
+        session(Node(many)).run_tasks(
+            [Task(1, "update", {}, round=0)], message.encode({}), False, None
+        )
     )
     assert list(found.notes) == [f"{n}" for n in range(MOST_NOTES)]
 
@@ -105,7 +115,8 @@ def test_one_node_alone_cannot_make_the_coordinator_stop() -> None:
 
     async def says() -> None:
         assert [await say(1, stale), await say(1, stale)] == [rpc_errors.STALE] * 2
-        assert [await say(1, good), await say(2, stale)] == ["raised", rpc_errors.STALE]  # the first takes it back
+        # the first takes it back
+        assert [await say(1, good), await say(2, stale)] == ["raised", rpc_errors.STALE]
         with pytest.raises(EngineError, match="A newer coordinator took over"):
             await say(3, stale)
 
@@ -114,7 +125,12 @@ def test_one_node_alone_cannot_make_the_coordinator_stop() -> None:
 
 def test_a_node_that_lost_its_state_is_opened_anew_and_that_is_remembered() -> None:
     opened = payload.pack({"resumed": False, "call": -1, "evaluates": True, "facts": {}})
-    node = Node(payload.pack(GOOD), CallRefused(rpc_errors.UNKNOWN, "no such run"), opened, payload.pack(GOOD))
+    node = Node(
+        payload.pack(GOOD),
+        CallRefused(rpc_errors.UNKNOWN, "no such run"),
+        opened,
+        payload.pack(GOOD),
+    )
     there, task = session(node), Task(1, "update", {}, round=0)
 
     async def twice() -> None:

@@ -15,7 +15,10 @@ from fedloom.core.errors import MessageError
 from fedloom.remote import payload
 
 
-@given(st.dictionaries(st.sampled_from("abc"), st.integers(-5, 5)), st.lists(st.binary(max_size=20), max_size=4))
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.integers(-5, 5)),
+    st.lists(st.binary(max_size=20), max_size=4),
+)
 def test_what_was_packed_is_unpacked(head: dict[str, int], rest: list[bytes]) -> None:
     found, more = payload.unpack(payload.pack(head, *rest))
     assert found == head and [bytes(part) for part in more] == rest

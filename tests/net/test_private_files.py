@@ -32,13 +32,15 @@ async def start(config):
     return made
 process.start = start
 remote.node(__import__("pathlib").Path(sys.argv[1]), insecure=True)
-"""
+"""  # noqa: E501
 
 
 def test_certs_writes_for_its_owner_only(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        done = CliRunner().invoke(app, ["certs", "a", "b", "--all-here", "--out", str(tmp_path / "fed")])
+        done = CliRunner().invoke(
+            app, ["certs", "a", "b", "--all-here", "--out", str(tmp_path / "fed")]
+        )
     finally:
         os.umask(before)
     assert done.exit_code == 0, done.output
@@ -50,13 +52,14 @@ def test_certs_writes_for_its_owner_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
 def test_a_node_ends_although_its_work_does_not(number: str, tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text(
-        'name = "a"\ninsecure = true\ncallers = { coordinator = "127.0.0.1:9" }\nmethods = ["fedavg"]\n'
-        '[data.digits]\ndataset = "digits"\n'
+        'name = "a"\ninsecure = true\ncallers = { coordinator = "127.0.0.1:9" }\nmethods = '
+        '["fedavg"]\n[data.digits]\ndataset = "digits"\n'
     )
     before = os.umask(0o022)
     try:
         command = [sys.executable, "-c", BUSY, str(tmp_path / "node.toml"), number]
-        done = subprocess.run(command, timeout=300, capture_output=True, text=True)  # the work would take 600 s
+        # the work would take 600 s
+        done = subprocess.run(command, timeout=300, capture_output=True, text=True)
     finally:
         os.umask(before)
     assert done.returncode == 0 and "takes calls of" in done.stdout, done.stdout + done.stderr
@@ -66,10 +69,12 @@ def test_a_node_ends_although_its_work_does_not(number: str, tmp_path: Path) -> 
 def test_memory_has_a_limit_that_an_error_tells() -> None:
     script = (
         "import torch\nfrom fedloom.remote.node.process import limit_memory\n"
-        "limit_memory(1024)\nassert torch.ones(1000).sum() == 1000\n"
-        "try:\n    torch.ones(1 << 29)\nexcept (RuntimeError, MemoryError) as error:\n    print('refused')\n"
+        "limit_memory(1024)\nassert torch.ones(1000).sum() == 1000\ntry:\n    torch.ones(1 << "
+        "29)\nexcept (RuntimeError, MemoryError) as error:\n    print('refused')\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
+    )
     assert done.stdout == "refused\n", done.stderr
 
 
@@ -90,10 +95,12 @@ def test_a_claim_above_the_limit_is_dropped() -> None:
 
 def test_the_limit_is_that_of_the_node_or_else_of_the_federation(tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text(
-        'listen = "127.0.0.1:9"\ninsecure = true\nmax_rows = 1000\n[[nodes]]\nname = "a"\nmax_rows = 50\n'
-        '[[nodes]]\nname = "b"\n'
+        'listen = "127.0.0.1:9"\ninsecure = true\nmax_rows = 1000\n[[nodes]]\nname = '
+        '"a"\nmax_rows = 50\n[[nodes]]\nname = "b"\n'
     )
     assert node_set(federation.read(tmp_path / "f.toml")).max_rows == {"a": 50, "b": 1000}
-    (tmp_path / "f.toml").write_text('listen = "127.0.0.1:9"\nmax_rows = 0\n[[nodes]]\nname = "a"\n')
+    (tmp_path / "f.toml").write_text(
+        'listen = "127.0.0.1:9"\nmax_rows = 0\n[[nodes]]\nname = "a"\n'
+    )
     with pytest.raises(ConfigError, match="max_rows"):
         federation.read(tmp_path / "f.toml")

@@ -1,4 +1,6 @@
-"""The README's federation of two nodes and a coordinator on one machine, as a new user would start it."""
+"""The README's federation of two nodes and a coordinator on one machine, as a new user would start
+it.
+"""
 
 from __future__ import annotations
 

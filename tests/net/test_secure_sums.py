@@ -1,4 +1,6 @@
-"""Secure sums at nodes with certificates: the loop's bits, whoever is lost at any step; and who lies is refused."""
+"""Secure sums at nodes with certificates: the loop's bits, whoever is lost at any step; and who
+lies is refused.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,15 @@ def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     CertificateAuthority.create(folder)
     for name in ("coordinator", *NODES):
         identity(folder, name)
-    with federation(tmp_path_factory.mktemp("four"), 4, lambda name: {"insecure": False, **files(folder / name)}) as (
+    with federation(
+        tmp_path_factory.mktemp("four"), 4, lambda name: {"insecure": False, **files(folder / name)}
+    ) as (
         path,
         _,
     ):
-        own = "\n".join(f'{name} = "{file}"' for name, file in files(folder / "coordinator").items())
+        own = "\n".join(
+            f'{name} = "{file}"' for name, file in files(folder / "coordinator").items()
+        )
         path.write_text(path.read_text().replace("insecure = true", own))
         yield path
 
@@ -168,8 +174,13 @@ def test_a_sum_that_needs_all_nodes_takes_three_calls_and_is_none_if_one_is_lost
         return take(keeper, request, rest)
 
     monkeypatch.setattr(SumKeeper, "step", seen)
-    whole = at(run_of(1, method="stats", data={"name": "breast_cancer", "clients": 4, "test_rows": 60}), field)
-    assert {*steps} == {"keys", "list"} and len(steps) == 4 * 2 * 4 and whole.summary["failures"] == 0
+    whole = at(
+        run_of(1, method="stats", data={"name": "breast_cancer", "clients": 4, "test_rows": 60}),
+        field,
+    )
+    assert (
+        {*steps} == {"keys", "list"} and len(steps) == 4 * 2 * 4 and whole.summary["failures"] == 0
+    )
     lost_at(step, 1)
     some = {"name": "breast_cancer", "clients": 4, "test_rows": 50}
     found = at(run_of(1, method="stats", data=some, seed=["keys", "list"].index(step)), field)
@@ -191,7 +202,7 @@ def test_a_node_sends_no_single_reply_where_the_run_is_secure(tmp_path: Path) ->
         ask.close()
 
 
-# -- signatures ------------------------------------------------------------------------------------------------------
+# -- signatures ------------------------------------------------------------------------------------
 
 
 def test_signatures_are_those_of_valid_certificates_of_this_ca(tmp_path: Path) -> None:
@@ -211,17 +222,22 @@ def test_signatures_are_those_of_valid_certificates_of_this_ca(tmp_path: Path) -
 
 
 def test_a_node_s_certificate_signs_no_other_certificate(tmp_path: Path) -> None:
-    """A chain of two: its own certificate as if it were a CA's, below it one with another's name."""
+    """A chain of two: its own certificate as if it were a CA's, below it one with
+    another's name.
+    """
     CertificateAuthority.create(tmp_path / "ca")
     for name in ("a", "b"):
         identity(tmp_path / "ca", name)
     a, b = (Credentials(**files(tmp_path / "ca" / name)) for name in "ab")
     issuer = x509.load_pem_x509_certificate(b.shown)
-    key, forged_key = load_pem_private_key(b.key.read_bytes(), None), ec.generate_private_key(ec.SECP256R1())
+    key = load_pem_private_key(b.key.read_bytes(), None)
+    forged_key = ec.generate_private_key(ec.SECP256R1())
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     named = x509.SubjectAlternativeName([x509.DNSName("a")])
     forged = (
-        certs._certificate(x509.Name([]), issuer.subject, forged_key.public_key(), issuer.not_valid_after_utc)
+        certs._certificate(
+            x509.Name([]), issuer.subject, forged_key.public_key(), issuer.not_valid_after_utc
+        )
         .add_extension(named, critical=False)
         .sign(key, SHA256())
     )
@@ -232,7 +248,11 @@ def test_a_node_s_certificate_signs_no_other_certificate(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", ["rsa", "ed25519"])
 def test_other_keys_sign_too(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = CertificateAuthority.create(tmp_path)
-    key: Any = rsa.generate_private_key(65537, 2048) if kind == "rsa" else ed25519.Ed25519PrivateKey.generate()
+    key: Any = (
+        rsa.generate_private_key(65537, 2048)
+        if kind == "rsa"
+        else ed25519.Ed25519PrivateKey.generate()
+    )
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a")])
     ends = authority.certificate.not_valid_after_utc
     made = (
@@ -244,4 +264,6 @@ def test_other_keys_sign_too(kind: str, tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "key.pem").write_bytes(certs._pem(key))
     (tmp_path / "key.pem").chmod(0o600)
     a = Credentials(**files(tmp_path))
-    assert a.signed("a", a.shown, b"text", a.sign(b"text")) and not a.signed("a", a.shown, b"t", a.sign(b"text"))
+    assert a.signed("a", a.shown, b"text", a.sign(b"text")) and not a.signed(
+        "a", a.shown, b"t", a.sign(b"text")
+    )

@@ -36,7 +36,10 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_calls_of_every_length_come_over(pki: Pki) -> None:
     async def work() -> None:
         handler = Echo()
-        async with serving(handler, pki.of("node")) as server, linked(server.port, pki.of("hub")) as link:
+        async with (
+            serving(handler, pki.of("node")) as server,
+            linked(server.port, pki.of("hub")) as link,
+        ):
             sizes = (0, 1, PIECE - 1, PIECE, PIECE + 1, WHOLE, WHOLE + 1, WHOLE + 3 * PIECE + 7)
             for n in sizes:
                 body = os.urandom(n)
@@ -144,7 +147,10 @@ def test_work_that_is_in_progress_is_not_begun_again(pki: Pki) -> None:
             Proxy(server.port) as line,
             linked(line.port, pki.of("hub")) as link,
         ):
-            both = [asyncio.ensure_future(link.ask("echo", b"x" * MB, id="1", deadline=20)) for _ in range(2)]
+            both = [
+                asyncio.ensure_future(link.ask("echo", b"x" * MB, id="1", deadline=20))
+                for _ in range(2)
+            ]
             await _until(lambda: bool(handler.calls))
             line.break_all()
             await asyncio.sleep(0.2)
@@ -192,7 +198,10 @@ def test_a_caller_who_gave_up_finds_the_answer(pki: Pki) -> None:
             return body
 
         handler = Echo(slowly)
-        async with serving(handler, pki.of("node")) as server, linked(server.port, pki.of("hub")) as link:
+        async with (
+            serving(handler, pki.of("node")) as server,
+            linked(server.port, pki.of("hub")) as link,
+        ):
             with pytest.raises(CallRefused) as refusal:
                 await link.ask("echo", b"1", id="1", deadline=0.3)
             assert refusal.value.code == rpc_errors.LATE
@@ -215,7 +224,10 @@ def test_a_busy_node_is_asked_again_until_the_deadline(pki: Pki) -> None:
             return body
 
         handler = Echo(busy)
-        async with serving(handler, pki.of("node")) as server, linked(server.port, pki.of("hub")) as link:
+        async with (
+            serving(handler, pki.of("node")) as server,
+            linked(server.port, pki.of("hub")) as link,
+        ):
             assert await link.ask("soon", b"1", id="1", deadline=9) == b"1"
             assert len(handler.calls) == 3
             with pytest.raises(CallRefused, match="not now") as refusal:
@@ -226,13 +238,18 @@ def test_a_busy_node_is_asked_again_until_the_deadline(pki: Pki) -> None:
 
 
 @pytest.mark.parametrize("code", [code for code in rpc_errors.CODES if code != rpc_errors.BUSY])
-def test_a_refusal_crosses_with_its_code_and_words_and_without_its_detail(code: str, pki: Pki) -> None:
+def test_a_refusal_crosses_with_its_code_and_words_and_without_its_detail(
+    code: str, pki: Pki
+) -> None:
     async def work() -> None:
         async def refuse(kind: str, body: bytes) -> bytes:
             raise CallRefused(code, "drei Wörter – nicht mehr", "secret")
 
         handler = Echo(refuse)
-        async with serving(handler, pki.of("node")) as server, linked(server.port, pki.of("hub")) as link:
+        async with (
+            serving(handler, pki.of("node")) as server,
+            linked(server.port, pki.of("hub")) as link,
+        ):
             with pytest.raises(CallRefused) as refusal:
                 await link.ask("echo", b"", id="1", deadline=9)
             assert (refusal.value.code, refusal.value.words, refusal.value.detail) == (
@@ -262,7 +279,11 @@ def test_no_text_of_an_exception_crosses_with_a_sign_of_life(pki: Pki) -> None:
                 await link.close()
 
     problem = run(work())
-    assert "the reason is in its log" in problem and "patient" not in problem and "ValueError" not in problem
+    assert (
+        "the reason is in its log" in problem
+        and "patient" not in problem
+        and "ValueError" not in problem
+    )
 
 
 def test_no_text_of_an_exception_crosses(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
@@ -278,7 +299,9 @@ def test_no_text_of_an_exception_crosses(pki: Pki, caplog: pytest.LogCaptureFixt
             with pytest.raises(CallRefused) as refusal:
                 await link.ask("echo", b"", id="1", deadline=9)
             assert refusal.value.code == rpc_errors.FAILED
-            assert refusal.value.words == "the coordinator failed to answer; the reason is in its log"
+            assert (
+                refusal.value.words == "the coordinator failed to answer; the reason is in its log"
+            )
             assert "SECRET" not in repr(refusal.value.__context__)
 
     run(work())
@@ -288,18 +311,28 @@ def test_no_text_of_an_exception_crosses(pki: Pki, caplog: pytest.LogCaptureFixt
 def test_nothing_is_left_after_many_calls(pki: Pki) -> None:
     async def work() -> None:
         handler = Echo()
-        async with serving(handler, pki.of("node")) as server, linked(server.port, pki.of("hub")) as link:
+        async with (
+            serving(handler, pki.of("node")) as server,
+            linked(server.port, pki.of("hub")) as link,
+        ):
 
             async def many(n: int) -> None:
                 for k in range(n):
                     assert await link.ask("echo", b"x", id=f"{n}/{k}", deadline=9) == b"x"
-                await _until(lambda: not server.service._calls and not server.service._streams and not link._loose)
+                await _until(
+                    lambda: (
+                        not server.service._calls
+                        and not server.service._streams
+                        and not link._loose
+                    )
+                )
                 gc.collect()
 
             await many(20)
             tasks = len(asyncio.all_tasks())
             await many(400)  # more than may wait at once
-            await _until(lambda: len(asyncio.all_tasks()) <= tasks)  # more while a heartbeat is answered
+            # more while a heartbeat is answered
+            await _until(lambda: len(asyncio.all_tasks()) <= tasks)
 
     run(work())
 
@@ -335,10 +368,12 @@ def test_a_node_that_goes_is_missed_and_taken_back(pki: Pki, fast: None) -> None
     run(work())
 
 
-# -- who is there -------------------------------------------------------------------------------------------------
+# -- who is there ----------------------------------------------------------------------------------
 
 
-def test_a_certificate_of_another_federation_or_name_opens_nothing(pki: Pki, tmp_path: Path, fast: None) -> None:
+def test_a_certificate_of_another_federation_or_name_opens_nothing(
+    pki: Pki, tmp_path: Path, fast: None
+) -> None:
     async def work() -> None:
         foreign, handler = Pki(tmp_path), Echo()
         async with serving(handler, pki.of("node")) as server:
@@ -359,7 +394,9 @@ def test_a_caller_without_a_certificate_is_not_heard(pki: Pki) -> None:
         async with serving(handler, pki.of("node")) as server:
             bare = grpc.ssl_channel_credentials((pki.folder / "ca.pem").read_bytes())
             options = (("grpc.ssl_target_name_override", "node"),)
-            async with grpc.aio.secure_channel(f"127.0.0.1:{server.port}", bare, options=options) as channel:
+            async with grpc.aio.secure_channel(
+                f"127.0.0.1:{server.port}", bare, options=options
+            ) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await channel.unary_unary("/fedloom.Node/Pulse")(b"", timeout=60)
                 assert error.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -377,7 +414,9 @@ def test_a_caller_that_is_revoked_is_reported_at_its_next_call(tmp_path: Path) -
         ):
             assert await link.ask("echo", b"", id="1", deadline=9) == b""
             pki.authority.revoke("hub")
-            with pytest.raises(CallRefused, match="node does not accept this certificate") as refusal:
+            with pytest.raises(
+                CallRefused, match="node does not accept this certificate"
+            ) as refusal:
                 await link.ask("echo", b"", id="2", deadline=9)
             assert refusal.value.code == rpc_errors.REFUSED
         assert len(handler.calls) == 1
@@ -420,7 +459,10 @@ def test_nothing_that_goes_wrong_ends_the_signs_of_life(
             return await dial(link)
 
         monkeypatch.setattr(RPCClient, "_dial", broken)
-        async with serving(Echo(), pki.of("node")) as server, linked(server.port, pki.of("hub")) as link:
+        async with (
+            serving(Echo(), pki.of("node")) as server,
+            linked(server.port, pki.of("hub")) as link,
+        ):
             assert await link.ask("echo", b"1", id="1", deadline=9) == b"1"
 
     run(work())
@@ -431,7 +473,10 @@ def test_a_node_with_a_renewed_certificate_is_taken_back(tmp_path: Path, fast: N
     async def work() -> None:
         pki, handler = Pki(tmp_path), Echo()
         server = await serve(handler, "127.0.0.1:0", pki.of("node"))
-        async with Proxy(server.port) as line, linked(line.port, pki.of("hub", revoked=True)) as link:
+        async with (
+            Proxy(server.port) as line,
+            linked(line.port, pki.of("hub", revoked=True)) as link,
+        ):
             await server.stop(0)
             pki.issue("node")
             server = await serve(handler, "127.0.0.1:0", pki.of("node"))
@@ -491,12 +536,17 @@ def test_calls_in_progress_on_a_link_that_is_closed_end_as_unreachable() -> None
             await never.wait()
             return body
 
-        async with serving(Echo(hang), None) as server, linked(server.port, None, own="hub") as link:
+        async with (
+            serving(Echo(hang), None) as server,
+            linked(server.port, None, own="hub") as link,
+        ):
             calls = [asyncio.ensure_future(link.ask("echo", b"x", id="1", deadline=30))]
             await asked.wait()
             calls.append(asyncio.ensure_future(link.ask("echo", b"x", id="2", deadline=30)))
             for _ in range(4):  # at whatever place the close finds them
-                calls.append(asyncio.ensure_future(link.ask("echo", b"x", id=f"{len(calls)}", deadline=30)))
+                calls.append(
+                    asyncio.ensure_future(link.ask("echo", b"x", id=f"{len(calls)}", deadline=30))
+                )
                 await asyncio.sleep(0)
             await link.close()
             for found in await asyncio.gather(*calls, return_exceptions=True):

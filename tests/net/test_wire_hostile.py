@@ -28,7 +28,7 @@ Status = grpc.StatusCode
 MB = 1 << 20
 
 
-# -- a node and a hostile caller ------------------------------------------------------------------------------------
+# -- a node and a hostile caller -------------------------------------------------------------------
 
 
 def against(test: Callable[[Echo, Any, ByHand], Awaitable[None]], how: Any = None) -> None:
@@ -50,7 +50,11 @@ def against(test: Callable[[Echo, Any, ByHand], Awaitable[None]], how: Any = Non
         ([first(bytes=LIMIT + 1)], Status.OUT_OF_RANGE, f"the limit is {LIMIT}"),
         ([first(bytes=-1)], Status.OUT_OF_RANGE, f"the limit is {LIMIT}"),
         ([first(bytes=2**60)], Status.OUT_OF_RANGE, f"the limit is {LIMIT}"),
-        ([first(b"1234", bytes=3, sum=zlib.crc32(b"123"))], Status.INVALID_ARGUMENT, "its announced size"),
+        (
+            [first(b"1234", bytes=3, sum=zlib.crc32(b"123"))],
+            Status.INVALID_ARGUMENT,
+            "its announced size",
+        ),
         ([first(b"12", bytes=3, sum=1), b"34"], Status.INVALID_ARGUMENT, "its announced size"),
         ([first(b"12", bytes=3, sum=1)], Status.INVALID_ARGUMENT, "its announced size"),
         ([first(b"12", bytes=3, sum=1), b""], Status.INVALID_ARGUMENT, "its announced size"),
@@ -66,12 +70,15 @@ def against(test: Callable[[Echo, Any, ByHand], Awaitable[None]], how: Any = Non
         ([first(bytes=True)], Status.INVALID_ARGUMENT, "its announced size"),
     ],
 )
-def test_a_call_that_is_not_what_it_says_reaches_nobody(sent: list[bytes], code: grpc.StatusCode, words: str) -> None:
+def test_a_call_that_is_not_what_it_says_reaches_nobody(
+    sent: list[bytes], code: grpc.StatusCode, words: str
+) -> None:
     async def test(handler: Echo, server: Any, hand: ByHand) -> None:
         found, said = await hand.status(*sent)
         assert found is code and words in said
         assert not handler.calls
-        await _until(lambda: not server.service._streams)  # the caller may hear of the end before the node is through
+        # the caller may hear of the end before the node is through
+        await _until(lambda: not server.service._streams)
         assert sum(len(call.body) for call in server.service._calls.values()) <= 2
 
     against(test)
@@ -79,7 +86,13 @@ def test_a_call_that_is_not_what_it_says_reaches_nobody(sent: list[bytes], code:
 
 def told(data: bytes = b"", **values: Any) -> bytes:
     """A call of one message."""
-    about: dict[str, Any] = {"kind": "echo", "id": "1", "bytes": len(data), "sum": zlib.crc32(data), "taken": ""}
+    about: dict[str, Any] = {
+        "kind": "echo",
+        "id": "1",
+        "bytes": len(data),
+        "sum": zlib.crc32(data),
+        "taken": "",
+    }
     return whole({**about, **values}, data)
 
 
@@ -97,7 +110,9 @@ def told(data: bytes = b"", **values: Any) -> bytes:
         (b"", Status.INVALID_ARGUMENT),
     ],
 )
-def test_a_call_of_one_message_is_what_it_says_or_reaches_nobody(sent: bytes, code: grpc.StatusCode) -> None:
+def test_a_call_of_one_message_is_what_it_says_or_reaches_nobody(
+    sent: bytes, code: grpc.StatusCode
+) -> None:
     async def test(handler: Echo, server: Any, hand: ByHand) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await hand.told(sent)
@@ -133,7 +148,9 @@ def test_a_call_of_wrong_bytes_is_forgotten_and_may_be_made_again() -> None:
     against(test)
 
 
-def test_what_is_announced_takes_no_memory_and_what_never_ends_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_announced_takes_no_memory_and_what_never_ends_is_swept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def test(handler: Echo, server: Any, hand: ByHand) -> None:
         waiting = [hand.call() for _ in range(2)]
         for n, call in enumerate(waiting):
@@ -158,7 +175,9 @@ def test_what_is_announced_takes_no_memory_and_what_never_ends_is_swept(monkeypa
     against(test)
 
 
-def test_calls_that_nobody_fetches_the_answer_of_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_nobody_fetches_the_answer_of_have_a_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def test(handler: Echo, server: Any, hand: ByHand) -> None:
         monkeypatch.setattr(rpc_server, "MOST_CALLS", 8)
         for n in range(8):
@@ -171,7 +190,8 @@ def test_calls_that_nobody_fetches_the_answer_of_have_a_number(monkeypatch: pyte
         assert code is Status.RESOURCE_EXHAUSTED and words == "too many calls at once"
         async with linked(server.port, None, own="hub") as hub:
             assert await hub.ask("echo", b"1", id="1", deadline=9) == b"1"
-        assert (await hand.status(first(id="0"), frames.TAKEN))[0] is Status.OK  # the answer was kept
+        # the answer was kept
+        assert (await hand.status(first(id="0"), frames.TAKEN))[0] is Status.OK
         assert len(handler.calls) == 9
         assert (await hand.status(first(id="9")))[0] is Status.OK
 
@@ -180,8 +200,11 @@ def test_calls_that_nobody_fetches_the_answer_of_have_a_number(monkeypatch: pyte
 
 @pytest.mark.parametrize("wrong", ["message", "failure", "bytes"])
 def test_refused_calls_leave_nothing_in_memory(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refusal keeps the frames that it went through, and they the call's bytes, until somebody collects cycles."""
-    monkeypatch.setattr(rpc_server._log, "exception", lambda *_: None)  # pytest keeps what is logged
+    """A refusal keeps the frames that it went through, and they the call's bytes, until somebody
+    collects cycles.
+    """
+    # pytest keeps what is logged
+    monkeypatch.setattr(rpc_server._log, "exception", lambda *_: None)
 
     async def refuse(_: str, body: bytes) -> bytes:
         view = memoryview(body)
@@ -214,7 +237,9 @@ def test_refused_calls_leave_nothing_in_memory(wrong: str, monkeypatch: pytest.M
         gc.enable()
 
 
-def test_a_caller_who_is_refused_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_caller_who_is_refused_again_and_again_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def test(handler: Echo, server: Any, hand: ByHand) -> None:
         for _ in range(rpc_server.MOST_LINES + 20):
             assert (await hand.status(first(bytes=-1)))[0] is Status.OUT_OF_RANGE
@@ -225,8 +250,12 @@ def test_a_caller_who_is_refused_again_and_again_does_not_fill_the_log(caplog: p
     assert sum("mallory" in line for line in told) == rpc_server.MOST_LINES + 1
 
 
-def test_connections_have_a_number_and_those_within_it_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anybody may dial, without a certificate; the files that a process may open are for its own, too."""
+def test_connections_have_a_number_and_those_within_it_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Anybody may dial, without a certificate; the files that a process may open are for its own,
+    too.
+    """
     monkeypatch.setattr(rpc_server, "most_connections", lambda: 8)
 
     async def work() -> None:
@@ -272,7 +301,9 @@ def test_answers_that_nobody_fetches_have_a_size(monkeypatch: pytest.MonkeyPatch
     against(test, large)
 
 
-def test_streams_of_one_caller_have_a_number_and_must_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_of_one_caller_have_a_number_and_must_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def test(handler: Echo, server: Any, hand: ByHand) -> None:
         monkeypatch.setattr(rpc_server, "MOST_CALLS", 4)
         monkeypatch.setattr(rpc_server, "OPENING", 0.3)
@@ -280,14 +311,17 @@ def test_streams_of_one_caller_have_a_number_and_must_begin(monkeypatch: pytest.
         await asyncio.gather(*(call.wait_for_connection() for call in idle))
         await _until(lambda: server.service._streams["mallory"] == 4)
         assert (await hand.status(first(id="9")))[0] is Status.RESOURCE_EXHAUSTED
-        assert [await call.code() for call in idle] == [Status.INVALID_ARGUMENT] * 4  # nothing came for too long
+        # nothing came for too long
+        assert [await call.code() for call in idle] == [Status.INVALID_ARGUMENT] * 4
         await _until(lambda: not server.service._streams)
         assert (await hand.status(first(id="9")))[0] is Status.OK
 
     against(test)
 
 
-def test_a_caller_who_takes_its_answer_and_stays_does_not_keep_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_who_takes_its_answer_and_stays_does_not_keep_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def test(handler: Echo, server: Any, hand: ByHand) -> None:
         monkeypatch.setattr(rpc_server, "OPENING", 0.3)
         call = hand.call()
@@ -304,7 +338,9 @@ def test_a_stranger_is_refused_before_anything_is_read() -> None:
     class Policy(Echo):
         def limit(self, caller: str) -> int:
             if caller != "hub":
-                raise CallRefused(rpc_errors.REFUSED, "you are not among this node's callers or peers")
+                raise CallRefused(
+                    rpc_errors.REFUSED, "you are not among this node's callers or peers"
+                )
             return LIMIT
 
     async def work() -> None:
@@ -324,7 +360,10 @@ def test_words_of_any_length_cross_cut() -> None:
         raise CallRefused(rpc_errors.MISMATCH, "\n\x1b[31m" + "ä" * 100_000)
 
     async def work() -> None:
-        async with serving(Echo(long), None) as server, linked(server.port, None, own="hub") as link:
+        async with (
+            serving(Echo(long), None) as server,
+            linked(server.port, None, own="hub") as link,
+        ):
             with pytest.raises(CallRefused) as refusal:
                 await link.ask("echo", b"", id="1", deadline=9)
             assert refusal.value.code == rpc_errors.MISMATCH
@@ -341,7 +380,9 @@ def test_words_that_come_in_place_of_a_sign_of_life_cannot_move_a_terminal_s_cur
     async def work() -> str:
         server = grpc.aio.server()
         rpcs = {"Pulse": grpc.unary_unary_rpc_method_handler(pulse)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(frames.SERVICE, rpcs),))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(frames.SERVICE, rpcs),)
+        )
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with linked(port, None, own="hub", up=False) as link:
@@ -354,14 +395,19 @@ def test_words_that_come_in_place_of_a_sign_of_life_cannot_move_a_terminal_s_cur
     assert problem.startswith("[2Jnoroom ää") and len(problem) <= frames.MOST_WORDS
 
 
-# -- a caller and a hostile node --------------------------------------------------------------------------------------
+# -- a caller and a hostile node -------------------------------------------------------------------
 
 
-def asked(script: Callable[[Any, Any], Awaitable[None]], body: bytes = b"", **limits: Any) -> tuple[CallRefused, int]:
+def asked(
+    script: Callable[[Any, Any], Awaitable[None]], body: bytes = b"", **limits: Any
+) -> tuple[CallRefused, int]:
     """What becomes of a call that such a node answers, and how often it was made."""
 
     async def work() -> tuple[CallRefused, int]:
-        async with hostile(script) as (port, count), linked(port, None, own="hub", **limits) as link:
+        async with (
+            hostile(script) as (port, count),
+            linked(port, None, own="hub", **limits) as link,
+        ):
             with pytest.raises(CallRefused) as refusal:
                 await link.ask("do", body, id="1", deadline=20)
             assert not [task for task in asyncio.all_tasks() if "_attempt" in repr(task)]
@@ -489,7 +535,9 @@ def test_a_node_that_has_more_than_there_is_gets_nothing(have: int) -> None:
 def test_a_node_that_only_says_that_it_is_busy_holds_nobody_beyond_the_deadline() -> None:
     async def work() -> None:
         async def script(frames_in: Any, context: Any) -> None:
-            await context.abort(Status.RESOURCE_EXHAUSTED, "later", ((frames.CODE, rpc_errors.BUSY),))
+            await context.abort(
+                Status.RESOURCE_EXHAUSTED, "later", ((frames.CODE, rpc_errors.BUSY),)
+            )
 
         async with hostile(script) as (port, count), linked(port, None, own="hub") as link:
             with pytest.raises(CallRefused, match="later"):
@@ -499,12 +547,15 @@ def test_a_node_that_only_says_that_it_is_busy_holds_nobody_beyond_the_deadline(
     run(work())
 
 
-# -- frames ----------------------------------------------------------------------------------------------------------
+# -- frames ----------------------------------------------------------------------------------------
 
 _TYPES = {"bytes": int, "sum": int}
 
 
-@given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: next(framed({"bytes": 1, "sum": 2})) + tail))
+@given(
+    st.binary(max_size=200)
+    | st.binary(max_size=60).map(lambda tail: next(framed({"bytes": 1, "sum": 2})) + tail)
+)
 def test_a_first_frame_is_read_or_garbled(frame: bytes) -> None:
     with suppress(FrameError):
         head, _ = unframed(frame, **_TYPES)

@@ -1,4 +1,6 @@
-"""A node that does not say how good its model is: it is left out of the means, and the report can do with that."""
+"""A node that does not say how good its model is: it is left out of the means, and the report can
+do with that.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,11 @@ def test_a_node_that_tells_no_scores_changes_no_number_but_the_means(tmp_path: P
     assert there.summary["accuracy"]["per_client"] == [first, last]
     assert there.summary["accuracy"]["clients"] == [0, 2]
     text = report.write(tmp_path / "out").read_text()
-    shown = [party["name"] for party in json.loads((tmp_path / "out" / "live.json").read_text())["parties"]]
-    assert {"node-0", "node-1", "node-2"} <= {*shown} and not any(name.startswith("client-") for name in shown)
+    shown = [
+        party["name"]
+        for party in json.loads((tmp_path / "out" / "live.json").read_text())["parties"]
+    ]
+    assert {"node-0", "node-1", "node-2"} <= {*shown} and not any(
+        name.startswith("client-") for name in shown
+    )
     assert "node-0 ·" in text and "node-2 ·" in text and "client-0 ·" not in text

@@ -1,4 +1,6 @@
-"""Both sides of the wire for tests: a federation's certificates, handlers, a line that breaks, frames by hand."""
+"""Both sides of the wire for tests: a federation's certificates, handlers, a line that breaks,
+frames by hand.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ class Pki:
         certificate, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         if not certificate.exists():
             self.issue(name)
-        return Credentials(self.folder / "ca.pem", certificate, key, self.folder / "revoked.pem" if revoked else None)
+        return Credentials(
+            self.folder / "ca.pem",
+            certificate,
+            key,
+            self.folder / "revoked.pem" if revoked else None,
+        )
 
     def issue(self, name: str) -> None:
         issued = self.authority.issue(name, 1)
@@ -48,7 +55,9 @@ class Pki:
 class Echo:
     """Answers with what it is asked, or as `how` says; remembers who asked."""
 
-    def __init__(self, how: Callable[[str, bytes], Awaitable[bytes]] | None = None, most: int = LIMIT) -> None:
+    def __init__(
+        self, how: Callable[[str, bytes], Awaitable[bytes]] | None = None, most: int = LIMIT
+    ) -> None:
         self.how = how
         self.most = most
         self.calls: list[tuple[str, str]] = []
@@ -134,7 +143,11 @@ class Proxy:
         ]
 
     async def _carry(
-        self, eval_mode: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: tuple[Any, Any]
+        self,
+        eval_mode: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        pair: tuple[Any, Any],
     ) -> None:
         carried = 0
         with suppress(OSError):
@@ -156,8 +169,12 @@ class Proxy:
 
 
 @asynccontextmanager
-async def hostile(script: Callable[[Any, Any], Awaitable[None]]) -> AsyncIterator[tuple[int, list[int]]]:
-    """A server that gives signs of life and answers calls as a script does; its port, and how often it was called."""
+async def hostile(
+    script: Callable[[Any, Any], Awaitable[None]],
+) -> AsyncIterator[tuple[int, list[int]]]:
+    """A server that gives signs of life and answers calls as a script does; its port, and how often
+    it was called.
+    """
     count = [0]
 
     async def ask(frames_in: Any, context: Any) -> None:
@@ -174,7 +191,9 @@ async def hostile(script: Callable[[Any, Any], Awaitable[None]]) -> AsyncIterato
     async def pulse(_: bytes, context: Any) -> bytes:
         return b""
 
-    server = grpc.aio.server(options=(("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)))
+    server = grpc.aio.server(
+        options=(("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
+    )
     rpcs = {
         "Ask": grpc.stream_stream_rpc_method_handler(ask),
         "Tell": grpc.unary_unary_rpc_method_handler(tell),
@@ -190,8 +209,9 @@ async def hostile(script: Callable[[Any, Any], Awaitable[None]]) -> AsyncIterato
 
 
 class FirstFrame:
-    """The context of a call of one message: keeps the first frame that a script writes, and ends the script at the
-    second."""
+    """The context of a call of one message: keeps the first frame that a script writes, and ends
+    the script at the second.
+    """
 
     def __init__(self, context: Any) -> None:
         self.frame, self.abort = b"", context.abort
@@ -215,7 +235,9 @@ class ByHand:
     """Streams of frames that no link would send, in the insecure mode."""
 
     def __init__(self, port: int, name: str = "mallory") -> None:
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=(("grpc.max_send_message_length", -1),))
+        self._channel = grpc.aio.insecure_channel(
+            f"127.0.0.1:{port}", options=(("grpc.max_send_message_length", -1),)
+        )
         self._name = name
 
     def call(self) -> Any:
@@ -245,7 +267,16 @@ class ByHand:
 
 
 def head(id: str = "1", kind: str = "echo", **values: Any) -> dict[str, Any]:
-    return {"kind": kind, "id": id, "bytes": 0, "sum": 0, "got": 0, "of": 0, "again": False, **values}
+    return {
+        "kind": kind,
+        "id": id,
+        "bytes": 0,
+        "sum": 0,
+        "got": 0,
+        "of": 0,
+        "again": False,
+        **values,
+    }
 
 
 def first(data: bytes = b"", **values: Any) -> bytes:

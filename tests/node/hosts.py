@@ -73,13 +73,23 @@ def which(**changes: Any) -> bytes:
 
 
 def doing(
-    call: int, host: NodeService, *, round: int = 0, shared: Any = None, each: tuple[Any, ...] = (), **changes: Any
+    call: int,
+    host: NodeService,
+    *,
+    round: int = 0,
+    shared: Any = None,
+    each: tuple[Any, ...] = (),
+    **changes: Any,
 ) -> bytes:
-    """A round's work of FedAvg, without weights where a method shares none; or with other shared arguments, and a
-    task for each of further ones."""
+    """A round's work of FedAvg, without weights where a method shares none; or with other shared
+    arguments, and a task for each of further ones.
+    """
     party: Any = host._node_runs[RUN].party
     if shared is None:
-        shared = {"t": round, "weights": steps.shared_weights(party) if hasattr(party.cfg, "personal_head") else {}}
+        shared = {
+            "t": round,
+            "weights": steps.shared_weights(party) if hasattr(party.cfg, "personal_head") else {},
+        }
     task: dict[str, Any] = {"each": None, "reply_refs": {}, "fault": None, "seed": 7}
     head = {
         "run": RUN,
@@ -102,7 +112,9 @@ def fetched(ask: RunRequest, key: str, name: str = "peer") -> bytes:
     """What a peer gets for a key, in the insecure mode."""
     head = {"peer": name, "run": RUN, "session": ""}
     told, _ = payload.unpack(ask("peer", payload.pack({**head}, b"")))
-    _, rest = payload.unpack(ask("peer", payload.pack({**head, **told}, payload.pack({"key": key}))))
+    _, rest = payload.unpack(
+        ask("peer", payload.pack({**head, **told}, payload.pack({"key": key})))
+    )
     return bytes(rest[0])
 
 
@@ -119,7 +131,9 @@ class RunRequest:
         self.host = NodeService(cfg)
 
     def __call__(self, kind: str, body: bytes, caller: str = "hub") -> bytes:
-        return self._loop.run_until_complete(asyncio.wait_for(self.host.answer(caller, kind, body), 120))
+        return self._loop.run_until_complete(
+            asyncio.wait_for(self.host.answer(caller, kind, body), 120)
+        )
 
     def refused(self, kind: str, body: bytes, caller: str = "hub") -> CallRefused:
         """Its refusal; anything else that comes out fails the test."""

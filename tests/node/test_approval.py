@@ -1,4 +1,6 @@
-"""What a site's officer decides: which run begins, in which words it is asked for, who may decide, what may leave."""
+"""What a site's officer decides: which run begins, in which words it is asked for, who may decide,
+what may leave.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,12 @@ Hosts = Callable[..., RunRequest]
 
 
 def config(**changes: Any) -> str:
-    kind = {"method": "fedavg", "models": {"pool": ["linear"]}, "params": {"batch_size": 8}, **changes}
+    kind = {
+        "method": "fedavg",
+        "models": {"pool": ["linear"]},
+        "params": {"batch_size": 8},
+        **changes,
+    }
     return for_nodes(build(run(**kind), PrivateData())).model_dump_json()
 
 
@@ -66,7 +73,7 @@ def decided(ask: RunRequest, what: What = "approve", run: str = RUN) -> None:
     approval.decide(ask.config.state, approval.find(ask.config.state, run), what, None)
 
 
-# -- waiting and approving -------------------------------------------------------------------------------------------
+# -- waiting and approving -------------------------------------------------------------------------
 
 
 def test_a_run_on_own_rows_waits_until_it_is_approved(
@@ -81,11 +88,17 @@ def test_a_run_on_own_rows_waits_until_it_is_approved(
     command.decide(ask.config, RUN[:8], "approve", None)
     text = approval.waiting(folder(ask), RUN).text
     shown = capsys.readouterr().out
-    assert text in shown and sha256(text) in shown and "Spent so far: wards: ε = 0.000 of 10" in shown
+    assert (
+        text in shown and sha256(text) in shown and "Spent so far: wards: ε = 0.000 of 10" in shown
+    )
     assert payload.unpack(ask("open", opening(config())))[0]["resumed"] is False
     lines = [(line["what"], line.get("summary"), line.get("by")) for line in ask.audited()]
     hashed, machine = sha256(text), "a user of this machine"
-    assert lines == [("waits for approval", hashed, None), ("approved", hashed, machine), ("opened", None, None)]
+    assert lines == [
+        ("waits for approval", hashed, None),
+        ("approved", hashed, machine),
+        ("opened", None, None),
+    ]
     command.show(ask.config)
     assert "approved" in capsys.readouterr().out
 
@@ -98,7 +111,8 @@ def test_an_approval_holds_after_a_restart_and_for_this_summary_alone(own: Hosts
     again = own()
     again("open", opening(config(), start=2))
     longer = opening(config(rounds=9), start=3)
-    assert again.refused("open", longer).code == PENDING  # the coordinator asks for more under the same name
+    # the coordinator asks for more under the same name
+    assert again.refused("open", longer).code == PENDING
     decided(again)
     again("open", longer)
 
@@ -144,14 +158,16 @@ def test_a_public_data_set_needs_no_approval(hosts: Hosts) -> None:
     hosts(approve="ask")("open", opening())
 
 
-def test_no_more_runs_wait_than_a_site_can_read(own: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_runs_wait_than_a_site_can_read(
+    own: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(approval, "MOST_WAITING", 2)
     ask = own()
     codes = [ask.refused("open", opening(config(), run=digit * 32)).code for digit in "1231"]
     assert codes == [PENDING, PENDING, REFUSED, PENDING]
 
 
-# -- the words -------------------------------------------------------------------------------------------------------
+# -- the words -------------------------------------------------------------------------------------
 
 
 def shown(ask: RunRequest, **changes: Any) -> str:
@@ -167,7 +183,8 @@ def test_the_summary_says_what_is_sent_to_whom_and_how_often(own: Hosts) -> None
         "Method fedavg: A server averages weights. 3 rounds, 3 parties.",
         "Inputs: a, b, c. Label: kind, 2 classes.",
         "A model that is sent has at most 10 numbers (linear).",
-        "Sent to the coordinator in a round:\n  update, once, at most 3 in all: ClientUpdate: train on own rows",
+        "Sent to the coordinator in a round:\n  update, once, at most 3 in all: ClientUpdate: "
+        "train on own rows",
         "Sent to peers in a round: nothing.",
         "Privacy: no ε. What is sent is computed from rows, and may reveal rows.",
         "Weakness W1: the coordinator sees each message",
@@ -186,22 +203,34 @@ def test_the_summary_of_a_private_and_of_a_secure_run_differ(own: Hosts, tmp_pat
     ask = own({"public": public, "epsilon": 3.0}, peers=["b", "c", "d", "e"])
     ask.refused("open", opening(json.dumps(values)))
     text = approval.waiting(folder(ask), RUN).text
-    assert "Only as part of a secure sum." in text and "Sums are of at least 5 of b, c, d, e, node." in text
-    assert "Privacy: weights by this node's noise, δ = 1e-05" in text and "at most ε = 3 at δ = 1e-05" in text
+    assert (
+        "Only as part of a secure sum." in text
+        and "Sums are of at least 5 of b, c, d, e, node." in text
+    )
+    assert (
+        "Privacy: weights by this node's noise, δ = 1e-05" in text
+        and "at most ε = 3 at δ = 1e-05" in text
+    )
     assert "Weakness W6" in text and "W1" not in text
 
 
 @pytest.mark.parametrize("sigma", [1.0, 2.0])
-def test_the_summary_has_the_most_that_a_private_run_spends(sigma: float, own: Hosts, tmp_path: Path) -> None:
+def test_the_summary_has_the_most_that_a_private_run_spends(
+    sigma: float, own: Hosts, tmp_path: Path
+) -> None:
     public = rows(tmp_path / "p.csv", 50, 9, labels=False)
     params = {"batch_size": 100, "epochs": 1, "dp": {"unit": "rows", "sigma": sigma}}
     kind = run(method="fedavg", models={"pool": ["linear"]}, params=params)
-    ask, text = own({"public": public}), for_nodes(build(kind, PrivateData(public=public))).model_dump_json()
+    ask = own({"public": public})
+    text = for_nodes(build(kind, PrivateData(public=public))).model_dump_json()
     ask.refused("open", opening(text))
     shown = approval.waiting(folder(ask), RUN).text
     (line,) = [line for line in shown.splitlines() if line.startswith("This run's own ε")]
     assert "Notes: counts alone." in shown  # see `NodeRun.covered`
-    assert "for weights, with 60 training rows. All else, such as numbers of rows, has no noise." in line
+    assert (
+        "for weights, with 60 training rows. All else, such as numbers of rows, has no noise."
+        in line
+    )
     decided(ask)
     ask("open", opening(text))
     party: Any = ask.host._node_runs[RUN].party
@@ -215,13 +244,25 @@ def test_the_summary_has_the_most_that_a_private_run_spends(sigma: float, own: H
 
 
 @pytest.mark.parametrize("min_rows", [10, 61])
-def test_a_run_that_waits_tells_nothing_of_the_number_of_rows(min_rows: int, own: Hosts, tmp_path: Path) -> None:
-    """A coordinator could ask with other test rows again and again, before anybody reads the first request."""
+def test_a_run_that_waits_tells_nothing_of_the_number_of_rows(
+    min_rows: int, own: Hosts, tmp_path: Path
+) -> None:
+    """A coordinator could ask with other test rows again and again, before anybody reads the first
+    request.
+    """
     public = rows(tmp_path / "p.csv", 50, 9, labels=False)
-    kind = run(method="fedavg", models={"pool": ["linear"]}, params={"dp": {"unit": "rows"}, "batch_size": 100})
-    ask, text = own({"public": public}, min_rows=min_rows), for_nodes(build(kind, PrivateData(public=public)))
+    kind = run(
+        method="fedavg",
+        models={"pool": ["linear"]},
+        params={"dp": {"unit": "rows"}, "batch_size": 100},
+    )
+    ask = own({"public": public}, min_rows=min_rows)
+    text = for_nodes(build(kind, PrivateData(public=public)))
     assert ask.refused("open", opening(text.model_dump_json())).code == PENDING
-    few = "This run cannot begin here: a run must train on at least 61 rows" in approval.waiting(folder(ask), RUN).text
+    few = (
+        "This run cannot begin here: a run must train on at least 61 rows"
+        in approval.waiting(folder(ask), RUN).text
+    )
     assert few == (min_rows == 61)
     decided(ask)
     if few:
@@ -230,7 +271,9 @@ def test_a_run_that_waits_tells_nothing_of_the_number_of_rows(min_rows: int, own
         ask("open", opening(text.model_dump_json()))
 
 
-def test_no_run_with_sums_opens_in_a_folder_that_is_older_than_its_anchor(own: Hosts, tmp_path: Path) -> None:
+def test_no_run_with_sums_opens_in_a_folder_that_is_older_than_its_anchor(
+    own: Hosts, tmp_path: Path
+) -> None:
     """Its record of the questions that were answered in sums is as old."""
     secure = {"aggregate": {"secure": True}, "params": {"batch_size": 8, "clients_per_round": None}}
     text, ask = config(**secure), own(approve="off", anchor=tmp_path / "anchor")
@@ -239,7 +282,8 @@ def test_no_run_with_sums_opens_in_a_folder_that_is_older_than_its_anchor(own: H
     ask("open", opening(text))
     (ask.config.state / "budget.json").unlink()
     assert (
-        "older than its anchor" in own(approve="off", anchor=tmp_path / "anchor").refused("open", opening(text)).words
+        "older than its anchor"
+        in own(approve="off", anchor=tmp_path / "anchor").refused("open", opening(text)).words
     )
 
 
@@ -264,13 +308,17 @@ def test_no_text_of_the_coordinator_is_in_it_unescaped(own: Hosts, tmp_path: Pat
     ask = own({"keep": ["*"]})
     ask.refused("open", opening(json.dumps(values)))
     text = approval.waiting(folder(ask), RUN).text
-    assert r"Inputs: a, b, ok\x1b[2J\u202e." in text and {c for c in text if not c.isprintable()} == {"\n"}
+    assert r"Inputs: a, b, ok\x1b[2J\u202e." in text and {
+        c for c in text if not c.isprintable()
+    } == {"\n"}
 
 
 @pytest.mark.parametrize("name", sorted(registry()))
 def test_each_method_has_terms_that_name_what_it_sends(name: str) -> None:
     method = registry()[name]
-    data: dict[str, Any] = {"clients": 3, "public_rows": 40} if method.setting == "horizontal" else {}
+    data: dict[str, Any] = (
+        {"clients": 3, "public_rows": 40} if method.setting == "horizontal" else {}
+    )
     kind = run_of(name, data)
     found, cfg, rounds, _ = resolve(kind, at_node=True)
     text = terms(kind, found, cfg, rounds)
@@ -282,14 +330,18 @@ def test_each_method_has_terms_that_name_what_it_sends(name: str) -> None:
 
 def weaknesses_of(name: str) -> set[str]:
     method = registry()[name]
-    data: dict[str, Any] = {"clients": 3, "public_rows": 40} if method.setting == "horizontal" else {}
+    data: dict[str, Any] = (
+        {"clients": 3, "public_rows": 40} if method.setting == "horizontal" else {}
+    )
     kind = run_of(name, data)
     found, cfg, _, _ = resolve(kind, at_node=True)
     return {*weaknesses(kind, found, cfg)}
 
 
 def test_the_threat_model_and_the_summary_name_the_same_weaknesses() -> None:
-    """Of methods that send counts or means by class, and of those whose messages other nodes get."""
+    """Of methods that send counts or means by class, and of those whose messages other
+    nodes get.
+    """
     page = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text()
     table = [line.split(" | ") for line in page.splitlines() if re.match(r"\| [a-z ]+: `", line)]
     rows = {row[0].partition(":")[0][2:]: re.findall("`([a-z-]+)`", row[0]) for row in table}
@@ -323,7 +375,7 @@ def test_nodes_that_were_shown_other_terms_have_no_sum_together(own: Hosts) -> N
     assert names[0] == names[1] and len({*names.values()}) == 3 and len(names[0]) == 64
 
 
-# -- stopping --------------------------------------------------------------------------------------------------------
+# -- stopping --------------------------------------------------------------------------------------
 
 
 def test_a_run_that_waits_can_be_refused_for_good_and_approved_later(own: Hosts) -> None:
@@ -335,7 +387,9 @@ def test_a_run_that_waits_can_be_refused_for_good_and_approved_later(own: Hosts)
     ask("open", opening(config()))
 
 
-def test_a_stop_ends_the_work_under_way_and_every_further_call(own: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_ends_the_work_under_way_and_every_further_call(
+    own: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ask = own(approve="off")
     ask("open", opening(config()))
     ask("do", doing(0, ask.host))
@@ -363,13 +417,18 @@ def test_a_stop_ends_the_work_under_way_and_every_further_call(own: Hosts, monke
         return refusal.value
 
     ask._loop.run_until_complete(stop())
-    for kind, sent in (("do", body), ("open", opening(config())), ("digest", which()), ("restore", which(round=0))):
+    for kind, sent in (
+        ("do", body),
+        ("open", opening(config())),
+        ("digest", which()),
+        ("restore", which(round=0)),
+    ):
         assert ask.refused(kind, sent).code == STOPPED
     assert [line["what"] for line in ask.audited()][-1] == "stopped"
     assert (ask.config.state / f"run-{RUN}" / "state").read_bytes() == before
 
 
-# -- roles -----------------------------------------------------------------------------------------------------------
+# -- roles -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -384,7 +443,9 @@ def people(tmp_path: Path) -> Callable[..., Credentials]:
         write(place / "certificate.pem", certificate)
         write(place / "key.pem", key, secret=True)
         ca = by.folder / "ca.pem"
-        return Credentials(ca, place / "certificate.pem", place / "key.pem", by.folder / "revoked.pem")
+        return Credentials(
+            ca, place / "certificate.pem", place / "key.pem", by.folder / "revoked.pem"
+        )
 
     return make
 
@@ -412,7 +473,9 @@ def test_who_submits_needs_the_role_in_both_places(guarded: RunRequest, own: Hos
     assert opens(guarded, ()) == REFUSED and opens(guarded, ("approve",)) == REFUSED
     assert opens(guarded) == PENDING
     with pytest.raises(CallRefused, match="role submit"):
-        guarded._loop.run_until_complete(guarded.host.answer("second", "open", opening(config()), ("submit",)))
+        guarded._loop.run_until_complete(
+            guarded.host.answer("second", "open", opening(config()), ("submit",))
+        )
 
 
 def test_an_approval_counts_by_its_signature_and_role_alone(
@@ -432,7 +495,13 @@ def test_an_approval_counts_by_its_signature_and_role_alone(
     weber = people("dr-weber", "approve")
     made = approval.decide(state, found, "approve", weber)
     path = folder(guarded) / f"{RUN}.decision"
-    for changes in ({"run": "f" * 32}, {"sha256": "0" * 64}, {"what": "stop"}, {"by": "hub"}, {"signature": "zz"}):
+    for changes in (
+        {"run": "f" * 32},
+        {"sha256": "0" * 64},
+        {"what": "stop"},
+        {"by": "hub"},
+        {"signature": "zz"},
+    ):
         path.write_text(made.model_copy(update=changes).model_dump_json())
         assert opens(guarded) == PENDING
     path.write_text(made.model_dump_json())
@@ -448,10 +517,15 @@ def test_a_command_needs_the_certificate_that_node_toml_asks_for(
     guarded: RunRequest, people: Callable[..., Credentials], sure: None, tmp_path: Path
 ) -> None:
     assert opens(guarded) == PENDING
-    with pytest.raises(ConfigError, match="give --as with the folder of the certificate of dr-weber, who may approve"):
+    with pytest.raises(
+        ConfigError,
+        match="give --as with the folder of the certificate of dr-weber, who may approve",
+    ):
         command.decide(guarded.config, RUN, "approve", None)
     people("dr-weber", "stop")
-    with pytest.raises(ConfigError, match=r"dr-weber may not approve here.*request one with --role approve"):
+    with pytest.raises(
+        ConfigError, match=r"dr-weber may not approve here.*request one with --role approve"
+    ):
         command.decide(guarded.config, RUN, "approve", tmp_path / "dr-weber")
     people("dr-weber", "approve", "stop")
     command.decide(guarded.config, RUN, "approve", tmp_path / "dr-weber")
@@ -472,7 +546,10 @@ def test_a_stop_outlives_the_certificate_of_who_stopped(
 
 
 def test_an_auditor_signs_the_newest_line_and_a_log_that_is_replaced_lacks_it(
-    guarded: RunRequest, people: Callable[..., Credentials], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    guarded: RunRequest,
+    people: Callable[..., Credentials],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert opens(guarded) == PENDING
     state, path = guarded.config.state, guarded.config.state / "audit.jsonl"
@@ -487,8 +564,12 @@ def test_an_auditor_signs_the_newest_line_and_a_log_that_is_replaced_lacks_it(
     guarded.host.stop_runs()
     lines = [line for line in guarded.audited() if line["what"] == "confirmed"]
     assert [(line["caller"], line["newest"]) for line in lines] == [("auditor", newest)]
-    key: Any = x509.load_pem_x509_certificate((tmp_path / "auditor" / "certificate.pem").read_bytes()).public_key()
-    assert [(name, its) for name, _, its in verify(state).confirmed] == [("auditor", fingerprint(key))]
+    key: Any = x509.load_pem_x509_certificate(
+        (tmp_path / "auditor" / "certificate.pem").read_bytes()
+    ).public_key()
+    assert [(name, its) for name, _, its in verify(state).confirmed] == [
+        ("auditor", fingerprint(key))
+    ]
     first, *others = path.read_text().splitlines()
     chain = [first.replace("coordinator", "somebody").replace("hub", "somebody"), *others]
     for number in range(1, len(chain)):  # the whole chain is written again
@@ -498,8 +579,13 @@ def test_an_auditor_signs_the_newest_line_and_a_log_that_is_replaced_lacks_it(
     with pytest.raises(CheckpointError, match="'auditor' has not confirmed the lines before it"):
         verify(state)
     line = json.loads(chain[-1])
-    forged = {**line, "newest": line["before"], "decision": {**line["decision"], "sha256": line["before"]}}
-    path.write_text("\n".join([*chain[:-1], json.dumps(forged), ""]))  # what was signed is another hash
+    forged = {
+        **line,
+        "newest": line["before"],
+        "decision": {**line["decision"], "sha256": line["before"]},
+    }
+    # what was signed is another hash
+    path.write_text("\n".join([*chain[:-1], json.dumps(forged), ""]))
     with pytest.raises(CheckpointError, match="'auditor' has not confirmed the lines before it"):
         verify(state)
 
@@ -509,7 +595,7 @@ def test_the_insecure_mode_has_no_roles(own: Hosts) -> None:
         own(roles={"hub": ["submit"]})
 
 
-# -- what may leave --------------------------------------------------------------------------------------------------
+# -- what may leave --------------------------------------------------------------------------------
 
 
 def update(ask: RunRequest, call: int = 0) -> Any:
@@ -526,7 +612,9 @@ def update(ask: RunRequest, call: int = 0) -> Any:
         ({"megabytes": 1e-5}, "a run at most 1e-05 MB"),
     ],
 )
-def test_a_reply_is_refused_by_its_names_and_size(limits: dict[str, Any], words: str, own: Hosts) -> None:
+def test_a_reply_is_refused_by_its_names_and_size(
+    limits: dict[str, Any], words: str, own: Hosts
+) -> None:
     ask = own(approve="off", outgoing=limits)
     ask("open", opening(config()))
     refusal = ask.refused("do", doing(0, ask.host))

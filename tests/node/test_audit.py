@@ -1,4 +1,6 @@
-"""What a node writes down: of each answer who, when, how much and its hash; never what was in it."""
+"""What a node writes down: of each answer who, when, how much and its hash; never what
+was in it.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_each_call_is_one_line_without_contents(hosts: Callable[..., RunRequest]
     (refused,) = ask.audited("refused")
     assert (refused["what"], refused["code"]) == ("refused", rpc_errors.MALFORMED)
     assert all(len(json.dumps(line)) < 500 for line in [*lines, refused])
-    assert not any("patient" in path.read_text() for path in (ask.host.audit.path, ask.host.audit.refusals))
+    assert not any(
+        "patient" in path.read_text() for path in (ask.host.audit.path, ask.host.audit.refusals)
+    )
 
 
 def test_nothing_is_answered_that_cannot_be_written_down(
@@ -76,7 +80,10 @@ def test_nothing_is_answered_that_cannot_be_written_down(
         patch.setattr(AuditLog, "_append", full)
         for kind, sent in (("do", body), ("do", body), ("digest", which()), ("open", opening())):
             refusal = ask.refused(kind, sent)
-            assert (refusal.code, refusal.words) == (rpc_errors.FAILED, "this node cannot write its state at present")
+            assert (refusal.code, refusal.words) == (
+                rpc_errors.FAILED,
+                "this node cannot write its state at present",
+            )
     ask("do", body)  # the work was done once, and this answer is written down
     assert ask.audited()[-1]["what"] == "answered again"
 
@@ -111,13 +118,19 @@ def test_a_full_file_takes_no_other_s_name(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(calls(*tmp_path.iterdir())) == list(range(100))
 
 
-def test_refusals_push_nothing_out_that_was_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_push_nothing_out_that_was_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(audit, "LARGEST", 1000)
     written = AuditLog(tmp_path / "audit.jsonl")
     written.write("handed over", "peer", call=-1)
     for n in range(100):
         written.refuse("stranger", call=n)
-    assert {path.name for path in tmp_path.iterdir()} == {"audit.jsonl", "refused.jsonl", "refused.1.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "audit.jsonl",
+        "refused.jsonl",
+        "refused.1.jsonl",
+    }
     assert calls(written.path) == [-1]
     newest = calls(tmp_path / "refused.1.jsonl", written.refusals)
     assert newest == list(range(newest[0], 100)) and len(newest) > 6
@@ -126,7 +139,9 @@ def test_refusals_push_nothing_out_that_was_answered(tmp_path: Path, monkeypatch
 def test_lines_of_several_threads_do_not_mix(tmp_path: Path) -> None:
     written = AuditLog(tmp_path / "audit.jsonl")
     threads = [
-        threading.Thread(target=lambda: [written.write("answered", "hub", text="x" * 500) for _ in range(50)])
+        threading.Thread(
+            target=lambda: [written.write("answered", "hub", text="x" * 500) for _ in range(50)]
+        )
         for _ in range(4)
     ]
     for thread in threads:
@@ -153,11 +168,14 @@ def test_the_state_folder_and_what_is_secret_are_the_owners_alone(
         ask("open", opening())
     finally:
         os.umask(before)
-    mode = {path.name: path.stat().st_mode & 0o777 for path in [tmp_path / "state", *(tmp_path / "state").iterdir()]}
+    mode = {
+        path.name: path.stat().st_mode & 0o777
+        for path in [tmp_path / "state", *(tmp_path / "state").iterdir()]
+    }
     assert (mode["state"], mode["secret"], mode["audit.jsonl"]) == (0o700, 0o600, 0o600)
 
 
-# -- the log ---------------------------------------------------------------------------------------------------------
+# -- the log ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -190,11 +208,15 @@ def test_a_log_for_machines_is_json(logged: Callable[[str], io.StringIO]) -> Non
     _say('hub\n{"level": "info"}\x1b[2J\ud800')
     first, second = (json.loads(line) for line in out.getvalue().splitlines())
     assert (first["level"], first["logger"]) == ("warning", "fedloom.node") and "trace" not in first
-    assert first["message"].startswith("refused a call of hub\n") and first["time"].endswith("+00:00")
+    assert first["message"].startswith("refused a call of hub\n") and first["time"].endswith(
+        "+00:00"
+    )
     assert second["message"] == "it failed" and "RuntimeError: inside" in second["trace"]
 
 
-def test_a_log_for_people_has_no_line_that_a_caller_made(logged: Callable[[str], io.StringIO]) -> None:
+def test_a_log_for_people_has_no_line_that_a_caller_made(
+    logged: Callable[[str], io.StringIO],
+) -> None:
     out = logged("text")
     _say("hub\r\n2026-01-01 00:00:00,000 INFO fedloom.node: all is well\x1b[2J")
     lines = out.getvalue().splitlines()
@@ -203,7 +225,7 @@ def test_a_log_for_people_has_no_line_that_a_caller_made(logged: Callable[[str],
     assert sum(not line.startswith(" ") for line in lines) == 2
 
 
-# -- the chain -------------------------------------------------------------------------------------------------------
+# -- the chain -------------------------------------------------------------------------------------
 
 
 def chained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
@@ -216,7 +238,9 @@ def chained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return [*sorted(folder.glob("audit-*Z.jsonl")), folder / "audit.jsonl"]
 
 
-def test_the_chain_goes_through_all_files_and_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chain_goes_through_all_files_and_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = chained(tmp_path, monkeypatch)
     assert len(files) > 3
     found = audit.verify(tmp_path)
@@ -226,7 +250,9 @@ def test_the_chain_goes_through_all_files_and_restarts(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("what", ["changed", "removed", "inserted", "swapped", "file removed"])
-def test_an_edit_of_any_line_is_found(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_of_any_line_is_found(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = chained(tmp_path, monkeypatch)[1]
     lines = file.read_bytes().splitlines(keepends=True)
     edits = {
@@ -284,7 +310,9 @@ def refusals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return [folder / "refused.1.jsonl", folder / "refused.jsonl"]
 
 
-def test_refused_calls_have_a_chain_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_calls_have_a_chain_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = refusals(tmp_path, monkeypatch)
     kept = sum(len(file.read_text().splitlines()) for file in files)
     found = audit.verify(tmp_path)
@@ -307,7 +335,9 @@ def test_an_edit_of_the_newest_refusal_is_found_by_its_noted_hash(tmp_path: Path
 
 
 @pytest.mark.parametrize("what", ["changed", "removed", "file removed"])
-def test_an_edit_of_a_refusal_is_found(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_of_a_refusal_is_found(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, _ = refusals(tmp_path, monkeypatch)
     lines = old.read_bytes().splitlines(keepends=True)
     lines[3:4] = [lines[3].replace(b"hub", b"bub")] if what == "changed" else []

@@ -1,4 +1,6 @@
-"""node.toml and the policy in it: each rule lets through what fits, and refuses what does not with fixed words."""
+"""node.toml and the policy in it: each rule lets through what fits, and refuses what does not with
+fixed words.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def complaints(tmp_path: Path, text: str) -> list[str]:
     return [line.removeprefix(start).removeprefix(": ") for line in lines]
 
 
-# -- the file -------------------------------------------------------------------------------------------------------
+# -- the file --------------------------------------------------------------------------------------
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
@@ -55,7 +57,8 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
 def test_methods_are_a_list_or_tables(tmp_path: Path) -> None:
     assert set(read(written(tmp_path, GOOD)).methods) == {"fedavg", "fedmd"}
     tables = GOOD.replace('methods = ["fedavg", "fedmd"]\n', "") + (
-        '[methods.fedmd]\npresets = ["recommended"]\n[methods.fedavg]\nmin = { batch_size = 4 }\nmax = { lr = 0.1 }\n'
+        '[methods.fedmd]\npresets = ["recommended"]\n[methods.fedavg]\nmin = { batch_size = 4 '
+        "}\nmax = { lr = 0.1 }\n"
     )
     found = read(written(tmp_path, tables)).methods
     assert found["fedmd"].presets == ("recommended",) and found["fedavg"].min == {"batch_size": 4}
@@ -90,18 +93,30 @@ min = { batchsize = 4 }
         (('"127.0.0.1:7443"', '"7443"'), "callers.coordinator: an address must be host:port"),
         (('"127.0.0.1:7443"', '["127.0.0.1:7443", "x"]'), "not 'x'"),
         (('"127.0.0.1:7443" }', '"a.example:7443" }\ninsecure = true'), "loopback"),
-        (("[data.mine]", 'listen = "127.0.0.1:7443"\n[data.mine]'), "listen was removed: nodes dial"),
+        (
+            ("[data.mine]", 'listen = "127.0.0.1:7443"\n[data.mine]'),
+            "listen was removed: nodes dial",
+        ),
         (("[data.mine]", 'relay = "127.0.0.1:7443"\n[data.mine]'), "relay was removed: nodes dial"),
-        (("revoked = ", "# "), "revoked: a node with own rows needs the list of revoked certificates"),
+        (
+            ("revoked = ", "# "),
+            "revoked: a node with own rows needs the list of revoked certificates",
+        ),
         (('rows = "mine.csv"', ""), "set exactly one of dataset"),
-        (('rows = "mine.csv"', 'rows = "mine.csv"\ndataset = "digits"'), "set exactly one of dataset"),
+        (
+            ('rows = "mine.csv"', 'rows = "mine.csv"\ndataset = "digits"'),
+            "set exactly one of dataset",
+        ),
         (('rows = "mine.csv"', 'dataset = "digits"\npublic = "p.csv"'), "public needs rows"),
         (('rows = "mine.csv"', 'rows = "mine.csv"\nroot = "here"'), "root needs dataset"),
         (('methods = ["fedavg", "fedmd"]', "methods = []"), "methods"),
         (('methods = ["fedavg", "fedmd"]', "methods = 3"), "methods"),
         (("[data.mine]", "secret_noise = 3\n[data.mine]"), "secret_noise"),
         (("[data.mine]", "color = 3\n[data.mine]"), "color"),
-        (("[data.mine]", "most_rounds = 3\n[data.mine]"), "most_rounds was renamed: write max_rounds."),
+        (
+            ("[data.mine]", "most_rounds = 3\n[data.mine]"),
+            "most_rounds was renamed: write max_rounds.",
+        ),
         (('rows = "mine.csv"', 'set = "digits"'), "data.mine.set was renamed: write dataset."),
         (("[data.mine]", "[data.mine"), "not valid TOML"),
         (('"mine.csv"', '"none.csv"'), "none.csv does not exist"),
@@ -122,21 +137,53 @@ POLICIES = [
     ("afind-plus", 'fixed = { "dp.target" = "phi", lr = 0.1, explore_every = "none" }', []),
     ("fedal", "fixed = { disc_hidden = [32, 256], include_self = false }", []),
     ("afind-plus", 'max = { "dp.clip" = 1, explore_every = 4 }\nmin = { "dp.sigma" = 1 }', []),
-    ("afind-plus", 'max = { "dp.clp" = 1 }', ["max: the method has no setting 'dp.clp'. Did you mean 'dp.clip'?"]),
-    ("ditto", 'fixed = { "dp.tagret" = "phi" }', ["fixed: the method has no setting 'dp.tagret'. Did"]),
-    ("afind-plus", 'fixed = { "dp.target.x" = 1 }', ["fixed: the method has no setting 'dp.target.x'."]),
-    ("afind-plus", 'fixed = { dp = { target = "phi" }, lr = -1 }', ["fixed: dp is a table", "fixed: lr: "]),
-    ("afind-plus", 'fixed = { "dp.target" = "fi" }', ["fixed: dp.target: must be 'none', 'phi' or 'update'"]),
-    ("fedal", 'fixed = { disc_hidden = ["x", 256], tau = 0 }', ["fixed: tau: ", "fixed: disc_hidden.0: "]),
+    (
+        "afind-plus",
+        'max = { "dp.clp" = 1 }',
+        ["max: the method has no setting 'dp.clp'. Did you mean 'dp.clip'?"],
+    ),
+    (
+        "ditto",
+        'fixed = { "dp.tagret" = "phi" }',
+        ["fixed: the method has no setting 'dp.tagret'. Did"],
+    ),
+    (
+        "afind-plus",
+        'fixed = { "dp.target.x" = 1 }',
+        ["fixed: the method has no setting 'dp.target.x'."],
+    ),
+    (
+        "afind-plus",
+        'fixed = { dp = { target = "phi" }, lr = -1 }',
+        ["fixed: dp is a table", "fixed: lr: "],
+    ),
+    (
+        "afind-plus",
+        'fixed = { "dp.target" = "fi" }',
+        ["fixed: dp.target: must be 'none', 'phi' or 'update'"],
+    ),
+    (
+        "fedal",
+        'fixed = { disc_hidden = ["x", 256], tau = 0 }',
+        ["fixed: tau: ", "fixed: disc_hidden.0: "],
+    ),
     ("fedal", 'fixed = { tau = "3" }', ["fixed: tau: '3' becomes 3 in a run"]),
-    ("fedal", 'min = { adam = 1, disc_hidden = 1 }', ["min: adam is not a", "min: disc_hidden is not a"]),
+    (
+        "fedal",
+        "min = { adam = 1, disc_hidden = 1 }",
+        ["min: adam is not a", "min: disc_hidden is not a"],
+    ),
     ("fedal", "least = { tau = 3 }", ["least was renamed: write min."]),
     ("fedal", "fixd = { tau = 3 }", ["fixd: there is no such setting. Did you mean 'fixed'?"]),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("method", "policy", "wrong"), POLICIES, ids=[policy for _, policy, _ in POLICIES])
-def test_a_policy_that_no_run_can_meet_is_refused(method: str, policy: str, wrong: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "policy", "wrong"), POLICIES, ids=[policy for _, policy, _ in POLICIES]
+)
+def test_a_policy_that_no_run_can_meet_is_refused(
+    method: str, policy: str, wrong: list[str], tmp_path: Path
+) -> None:
     text = GOOD.replace('methods = ["fedavg", "fedmd"]\n', "") + f"[methods.{method}]\n{policy}\n"
     if not wrong:
         read(written(tmp_path, text))
@@ -149,18 +196,26 @@ def test_a_policy_that_no_run_can_meet_is_refused(method: str, policy: str, wron
 
 def test_what_is_wrong_only_with_other_settings_is_left_to_the_run(tmp_path: Path) -> None:
     """One setting of two that must fit each other is no fault of the policy."""
-    text = GOOD.replace('methods = ["fedavg", "fedmd"]\n', "") + '[methods.ditto]\nfixed = { "dp.target" = "update" }\n'
+    text = (
+        GOOD.replace('methods = ["fedavg", "fedmd"]\n', "")
+        + '[methods.ditto]\nfixed = { "dp.target" = "update" }\n'
+    )
     with pytest.raises(ConfigError, match="available in afind-plus"):
         registry()["ditto"].configure(params={"dp": {"target": "update"}})
     read(written(tmp_path, text))
 
 
-# -- the policy -------------------------------------------------------------------------------------------------------
+# -- the policy ------------------------------------------------------------------------------------
 
 RULES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     # policy, a run that fits, one that does not, the words it gets
     ({}, {}, {"method": "fedmd"}, "this node does not allow the method fedmd"),
-    ({"max_rounds": 3}, {"rounds": 3}, {"rounds": 4}, "the run has 4 rounds; this node allows at most 3"),
+    (
+        {"max_rounds": 3},
+        {"rounds": 3},
+        {"rounds": 4},
+        "the run has 4 rounds; this node allows at most 3",
+    ),
     (
         {"min_batch_size": 8},
         {"params": {"batch_size": 8}},
@@ -201,24 +256,36 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
         {"max_rounds": 3, "min_batch_size": 8, "methods": {"fedavg": {"max": {"lr": 0.1}}}},
         {"params": {"batch_size": 8, "lr": 0.1}},
         {"rounds": 4, "params": {"batch_size": 7, "lr": 0.2}, "data.name": "theirs"},
-        "the run has 4 rounds; this node allows at most 3; batch_size is 7; this node requires at least 8; "
-        "fedavg has lr = 0.2; this node allows at most 0.1; this node has no data 'theirs'",
+        "the run has 4 rounds; this node allows at most 3; batch_size is 7; this node requires "
+        "at least 8; fedavg has lr = 0.2; this node allows at most 0.1; this node has no data "
+        "'theirs'",
     ),
     ({}, {}, {"data.name": "theirs"}, "this node has no data 'theirs'"),
 ]
 
 
-@pytest.mark.parametrize(("policy", "fits", "unfit", "words"), RULES, ids=[rule[3][:40] for rule in RULES])
+@pytest.mark.parametrize(
+    ("policy", "fits", "unfit", "words"), RULES, ids=[rule[3][:40] for rule in RULES]
+)
 def test_each_rule_lets_through_what_fits_and_refuses_the_rest(
-    policy: dict[str, Any], fits: dict[str, Any], unfit: dict[str, Any], words: str, hosts: Callable[..., RunRequest]
+    policy: dict[str, Any],
+    fits: dict[str, Any],
+    unfit: dict[str, Any],
+    words: str,
+    hosts: Callable[..., RunRequest],
 ) -> None:
     ask = hosts(**policy)
     refusal = ask.refused("open", opening(config(**unfit)))
     assert (refusal.code, refusal.words) == (rpc_errors.REFUSED, words)
     assert "hidden-cohort" not in refusal.words and str(ask.config.state) not in refusal.words
     assert ask.audited("refused")[-1] | {"time": "", "before": ""} == {
-        "time": "", "before": "", "what": "refused", "caller": "hub", "code": rpc_errors.REFUSED, "words": words,
-    }  # fmt: skip
+        "time": "",
+        "before": "",
+        "what": "refused",
+        "caller": "hub",
+        "code": rpc_errors.REFUSED,
+        "words": words,
+    }
     assert not list(ask.config.state.glob("run-*"))
     ask("open", opening(config(**fits)))
     assert ask.audited()[-1]["what"] == "opened"
@@ -226,18 +293,27 @@ def test_each_rule_lets_through_what_fits_and_refuses_the_rest(
 
 @pytest.mark.parametrize("table", ["min", "max"])
 @pytest.mark.parametrize("value", ["NaN", "null", '"x"', "[3]"])
-def test_a_bound_is_not_passed_by_what_is_no_number(table: str, value: str, hosts: Callable[..., RunRequest]) -> None:
+def test_a_bound_is_not_passed_by_what_is_no_number(
+    table: str, value: str, hosts: Callable[..., RunRequest]
+) -> None:
     ask = hosts(methods={"fedavg": {table: {"lr": 0.1}}})
     text = config(params={"batch_size": 8, "lr": 0.1}).replace('"lr": 0.1', f'"lr": {value}')
     assert ask.refused("open", opening(text)).code in (rpc_errors.REFUSED, rpc_errors.MISMATCH)
 
 
-def test_a_setting_that_a_method_lacks_is_bounded_by_refusing(hosts: Callable[..., RunRequest]) -> None:
+def test_a_setting_that_a_method_lacks_is_bounded_by_refusing(
+    hosts: Callable[..., RunRequest],
+) -> None:
     ask = hosts(methods={"fedavg": {"max": {"gradient_cap": 1.0}}})
-    assert ask.refused("open", opening()).words == "fedavg has gradient_cap = None; this node allows at most 1"
+    assert (
+        ask.refused("open", opening()).words
+        == "fedavg has gradient_cap = None; this node allows at most 1"
+    )
 
 
-def test_rows_of_the_user_are_not_shared_out(hosts: Callable[..., RunRequest], tmp_path: Path) -> None:
+def test_rows_of_the_user_are_not_shared_out(
+    hosts: Callable[..., RunRequest], tmp_path: Path
+) -> None:
     ask = hosts(data={"mine": {"rows": tmp_path / "mine.csv"}})
     refusal = ask.refused("open", opening())
     assert refusal.code == rpc_errors.REFUSED and "this node's own rows" in refusal.words
@@ -247,7 +323,10 @@ def test_rows_of_the_user_are_not_shared_out(hosts: Callable[..., RunRequest], t
 def test_only_named_callers_start_runs(caller: str, hosts: Callable[..., RunRequest]) -> None:
     ask = hosts()
     refusal = ask.refused("open", opening(), caller)
-    assert (refusal.code, refusal.words) == (rpc_errors.REFUSED, "you are not among this node's callers")
+    assert (refusal.code, refusal.words) == (
+        rpc_errors.REFUSED,
+        "you are not among this node's callers",
+    )
     assert ask.audited("refused")[-1]["caller"] == caller
 
 
@@ -257,7 +336,9 @@ def test_a_run_cannot_continue_beyond_its_rounds(hosts: Callable[..., RunRequest
     ask = hosts(max_rounds=1000)
     ask("open", opening())
     ask("do", doing(0, ask.host, round=2))
-    assert ask.refused("do", doing(1, ask.host, round=3)).words.startswith("this run has rounds 0 to 2")
+    assert ask.refused("do", doing(1, ask.host, round=3)).words.startswith(
+        "this run has rounds 0 to 2"
+    )
     assert ask.refused("do", doing(1, ask.host, round=-1)).code == rpc_errors.REFUSED
 
 
@@ -293,15 +374,19 @@ def test_a_config_that_would_run_code_or_read_files_is_refused(
 
 def test_a_factory_that_the_node_names_is_let_through(hosts: Callable[..., RunRequest]) -> None:
     ask = hosts(factories=["tests.node.nowhere:factory"])
-    words = ask.refused("open", opening(config(**{"models.pool": ["tests.node.nowhere:factory"]}))).words
+    words = ask.refused(
+        "open", opening(config(**{"models.pool": ["tests.node.nowhere:factory"]}))
+    ).words
     assert "must allow it by name" not in words
-    words = ask.refused("open", opening(config(**{"models.pool": ["tests.node.elsewhere:factory"]}))).words
+    words = ask.refused(
+        "open", opening(config(**{"models.pool": ["tests.node.elsewhere:factory"]}))
+    ).words
     assert "must allow it by name" in words
 
 
 LACKING = (
-    "this node lacks the run's method: copy its page there and list it in pages of node.toml, or use the same version "
-    "of fedloom on both sides"
+    "this node lacks the run's method: copy its page there and list it in pages of node.toml, or "
+    "use the same version of fedloom on both sides"
 )
 
 
@@ -331,7 +416,9 @@ LACKING = (
     ],
     ids=lambda text: text[:24],
 )
-def test_a_config_that_is_none_is_refused_in_fixed_words(text: str, hosts: Callable[..., RunRequest]) -> None:
+def test_a_config_that_is_none_is_refused_in_fixed_words(
+    text: str, hosts: Callable[..., RunRequest]
+) -> None:
     ask = hosts()
     refusal = ask.refused("open", opening(text))
     assert refusal.code in (rpc_errors.MISMATCH, rpc_errors.MALFORMED)

@@ -1,4 +1,6 @@
-"""A host against callers that mean ill: only refusals come out, and what it knows stays as it was."""
+"""A host against callers that mean ill: only refusals come out, and what it knows
+stays as it was.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,30 @@ from tests.node.hosts import RUN, RunRequest, config, doing, fetched, node, open
 
 KINDS = ("open", "restore", "do", "digest", "close", "peer", "", "_open", "answer", "\0")
 VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 2**62, -(2**63), 0.5, -1e308, "", "x", "../../etc", "A" * 32, "0" * 32, [], {}, [[]], [None],
-    {"": 0}, {"each": 0}, [{"each": None}], ["x", 1], torch.zeros(3), torch.tensor(float("nan")),
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    2**62,
+    -(2**63),
+    0.5,
+    -1e308,
+    "",
+    "x",
+    "../../etc",
+    "A" * 32,
+    "0" * 32,
+    [],
+    {},
+    [[]],
+    [None],
+    {"": 0},
+    {"each": 0},
+    [{"each": None}],
+    ["x", 1],
+    torch.zeros(3),
+    torch.tensor(float("nan")),
+)
 
 
 @pytest.fixture
@@ -58,7 +81,9 @@ def known(ask: RunRequest) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("kind", ["do", "open", "nonsense"])
 def test_a_refused_call_leaves_its_bytes_nowhere(kind: str, ask: RunRequest) -> None:
-    """Neither in the frames of its refusal, of which there would be as many as a coordinator likes."""
+    """Neither in the frames of its refusal, of which there would be as many as a
+    coordinator likes.
+    """
     link, answered = object.__new__(CoordinatorLink), list[bytes]()
     link.name, link._service = "hub", ask.host
     link._client = SimpleNamespace(roles=())  # type: ignore[assignment]
@@ -73,7 +98,9 @@ def test_a_refused_call_leaves_its_bytes_nowhere(kind: str, ask: RunRequest) -> 
         body = payload.pack({"x": 1}, bytes(1 << 20))
         before = sys.getrefcount(body)
         for number in range(3):
-            ask._loop.run_until_complete(link._answer({"hub": "h", "number": number, "kind": kind}, body))
+            ask._loop.run_until_complete(
+                link._answer({"hub": "h", "number": number, "kind": kind}, body)
+            )
         assert len(answered) == 3 and sys.getrefcount(body) == before
     finally:
         gc.enable()
@@ -84,17 +111,27 @@ def test_any_bytes_of_any_kind_are_refused_and_change_nothing(ask: RunRequest) -
     chance = random.Random(0)
     good = [opening(), doing(1, ask.host), which(), which(round=0)]
     for n in range(400):
-        body = bytearray(chance.choice(good)) if n % 2 else bytearray(chance.randbytes(chance.randrange(60)))
+        body = (
+            bytearray(chance.choice(good))
+            if n % 2
+            else bytearray(chance.randbytes(chance.randrange(60)))
+        )
         for _ in range(chance.randrange(1, 4)):
             if body:
                 body[chance.randrange(len(body))] = chance.randrange(256)
         if chance.random() < 0.3:
             del body[chance.randrange(len(body) + 1) :]
-        kind = chance.choice(["restore", "digest", "peer", "", "x"]) if n % 2 else chance.choice(KINDS)
+        kind = (
+            chance.choice(["restore", "digest", "peer", "", "x"]) if n % 2 else chance.choice(KINDS)
+        )
         try:
             ask(kind, bytes(body), chance.choice(["hub", "peer", "stranger", "second"]))
         except CallRefused as refusal:
-            assert refusal.code in rpc_errors.CODES and refusal.words.isprintable() and len(refusal.words) < 300
+            assert (
+                refusal.code in rpc_errors.CODES
+                and refusal.words.isprintable()
+                and len(refusal.words) < 300
+            )
         else:
             assert kind == "digest"  # a byte that did not matter
     assert known(ask) == before
@@ -110,8 +147,12 @@ FITTING: dict[str, Callable[[Any], bool]] = {
 """What a field may be of `VALUES`; of the others none fits."""
 
 
-@pytest.mark.parametrize("field", ["run", "start", "call", "round", "method", "tasks", "leave", "deadline"])
-def test_a_call_with_any_wrong_field_is_refused_and_changes_nothing(field: str, ask: RunRequest) -> None:
+@pytest.mark.parametrize(
+    "field", ["run", "start", "call", "round", "method", "tasks", "leave", "deadline"]
+)
+def test_a_call_with_any_wrong_field_is_refused_and_changes_nothing(
+    field: str, ask: RunRequest
+) -> None:
     before = known(ask)
     fits = FITTING.get(field, lambda _: False)
     for value in VALUES:
@@ -162,7 +203,9 @@ def test_a_task_with_any_wrong_field_is_refused_or_fails_alone(field: str, ask: 
         {"start": 1.0},
     ],
 )
-def test_an_opening_that_does_not_fit_is_refused(changes: dict[str, Any], hosts: Callable[..., RunRequest]) -> None:
+def test_an_opening_that_does_not_fit_is_refused(
+    changes: dict[str, Any], hosts: Callable[..., RunRequest]
+) -> None:
     ask = hosts()
     refusal = ask.refused("open", opening(**changes))
     assert refusal.code in (rpc_errors.MALFORMED, rpc_errors.MISMATCH, rpc_errors.FAILED)
@@ -170,7 +213,9 @@ def test_an_opening_that_does_not_fit_is_refused(changes: dict[str, Any], hosts:
     assert not list(ask.config.state.glob("run-*")) and not ask.host._node_runs
 
 
-def test_no_text_of_an_exception_comes_out(ask: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_text_of_an_exception_comes_out(
+    ask: RunRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("patient 7: SECRET")
 
@@ -185,7 +230,9 @@ def test_no_text_of_an_exception_comes_out(ask: RunRequest, monkeypatch: pytest.
     assert "SECRET" not in ask.host.audit.path.read_text()
 
 
-@pytest.mark.parametrize("method", ["_undo", "state", "load", "own_state", "take_notes", "net", "__init__", "nothing"])
+@pytest.mark.parametrize(
+    "method", ["_undo", "state", "load", "own_state", "take_notes", "net", "__init__", "nothing"]
+)
 def test_only_what_a_page_defines_can_be_called(method: str, ask: RunRequest) -> None:
     before = known(ask)
     refusal = ask.refused("do", doing(1, ask.host, method=method))
@@ -195,9 +242,14 @@ def test_only_what_a_page_defines_can_be_called(method: str, ask: RunRequest) ->
 
 @pytest.mark.parametrize("leave", [False, True])
 @pytest.mark.parametrize("method", ["load_personal", "personalize", "proximal_loss", "snapshot"])
-def test_helpers_of_a_page_are_not_called(method: str, leave: bool, hosts: Callable[..., RunRequest]) -> None:
+def test_helpers_of_a_page_are_not_called(
+    method: str, leave: bool, hosts: Callable[..., RunRequest]
+) -> None:
     ask = hosts(methods=["ditto"])
-    ask("open", opening(config(method="ditto", **{"models.pool": ["mlp"]}, params={"batch_size": 8})))
+    ask(
+        "open",
+        opening(config(method="ditto", **{"models.pool": ["mlp"]}, params={"batch_size": 8})),
+    )
     before = known(ask)
     assert callable(getattr(ask.host._node_runs[RUN].party, method))
     refusal = ask.refused("do", doing(1, ask.host, method=method, leave=leave))
@@ -210,7 +262,12 @@ def holder(hosts: Callable[..., RunRequest]) -> RunRequest:
     """A host whose party holds columns."""
     ask = hosts(methods=["split"], data={"mine": {"dataset": "digits"}})
     columns = {"aligned": 24, "unaligned": 20}
-    text = config(method="split", columns=columns, params={"batch_size": 8}, data={"name": "mine", "clients": 3})
+    text = config(
+        method="split",
+        columns=columns,
+        params={"batch_size": 8},
+        data={"name": "mine", "clients": 3},
+    )
     ask("open", opening(text, party=1))
     return ask
 
@@ -228,16 +285,25 @@ def test_a_contribution_is_for_the_test_people_however_it_is_asked_for(holder: R
     before, test, aligned = known(holder), {"on": "test"}, {"on": "aligned"}
 
     def asking(**changes: Any) -> bytes:
-        return doing(0, holder.host, **{"method": "contribution", "round": -1, "shared": test, **changes})
+        return doing(
+            0, holder.host, **{"method": "contribution", "round": -1, "shared": test, **changes}
+        )
 
-    for body in (asking(shared=aligned), asking(each=(aligned,)), asking(each=(test, aligned)), asking(shared={})):
+    for body in (
+        asking(shared=aligned),
+        asking(each=(aligned,)),
+        asking(each=(test, aligned)),
+        asking(shared={}),
+    ):
         assert "for test rows only" in holder.refused("do", body).words
     assert "must have round -1" in holder.refused("do", asking(round=0)).words
     assert "reply" in payload.unpack(holder("do", asking()))[0]["lines"][0]
     assert known(holder) == before
 
 
-def test_a_page_that_names_no_calls_is_not_worked_for(ask: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_names_no_calls_is_not_worked_for(
+    ask: RunRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = known(ask)
     monkeypatch.setattr(type(ask.host._node_runs[RUN].party), "CALLS", ())
     assert "list callable methods in CALLS" in ask.refused("do", doing(1, ask.host)).words
@@ -245,7 +311,9 @@ def test_a_page_that_names_no_calls_is_not_worked_for(ask: RunRequest, monkeypat
 
 
 def test_who_may_not_is_reported_nothing_of_what_there_is(ask: RunRequest) -> None:
-    """Another coordinator, a peer that is in no run, and a stranger hear the same of a run and of none."""
+    """Another coordinator, a peer that is in no run, and a stranger hear the same of a run and of
+    none.
+    """
     for caller in ("second", "peer", "stranger"):
         for kind in ("digest", "restore", "do", "peer", "close"):
             for run in (RUN, "f" * 32):
@@ -289,15 +357,26 @@ def test_a_note_that_is_not_finite_is_left_out_and_undoes_nothing(
     ask: RunRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inf, nan = float("inf"), float("nan")
-    noted = {"loss": inf, "gap": nan, "mixing": [0.5, nan], "norm": 1.5, "weights": [0.25, 0.75], "none": []}
+    noted = {
+        "loss": inf,
+        "gap": nan,
+        "mixing": [0.5, nan],
+        "norm": 1.5,
+        "weights": [0.25, 0.75],
+        "none": [],
+    }
     monkeypatch.setattr(Party, "take_notes", lambda _: dict(noted))
     before = known(ask)
     head, replies = payload.unpack(ask("do", doing(1, ask.host, round=1)))
     assert head["notes"] == {"norm": 1.5, "weights": [0.25, 0.75], "none": []}
-    assert len(replies) == 1 and ask.host._node_runs[RUN].last.call == 1 and known(ask)[0] != before[0]
+    assert (
+        len(replies) == 1 and ask.host._node_runs[RUN].last.call == 1 and known(ask)[0] != before[0]
+    )
 
 
-def test_work_that_cannot_be_undone_does_not_stay_in_memory(ask: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_cannot_be_undone_does_not_stay_in_memory(
+    ask: RunRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node_run = ask.host._node_runs[RUN]
     before, body = message.digest(node_run.party.state()), doing(1, ask.host, round=1)
 
@@ -429,7 +508,9 @@ def test_a_party_that_was_never_called_continues_and_one_that_was_lost_does_not(
         assert ask.refused("restore", which(start=start, round=8)).code == rpc_errors.UNKNOWN
 
 
-def test_a_run_is_closed_even_if_its_model_cannot_be_written(ask: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_closed_even_if_its_model_cannot_be_written(
+    ask: RunRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError("the disk is full")
 
@@ -439,7 +520,9 @@ def test_a_run_is_closed_even_if_its_model_cannot_be_written(ask: RunRequest, mo
     assert node_run.over and not ask.host._node_runs
 
 
-def test_a_start_in_which_nothing_was_done_leaves_nothing_and_spoils_nothing(ask: RunRequest) -> None:
+def test_a_start_in_which_nothing_was_done_leaves_nothing_and_spoils_nothing(
+    ask: RunRequest,
+) -> None:
     ask("close", which())
     model = ask.config.state / f"run-{RUN}" / "model.safetensors"
     learned = model.read_bytes()
@@ -460,11 +543,15 @@ def test_what_is_dropped_for_newer_runs_is_reported(hosts: Callable[..., RunRequ
         old.mkdir(parents=True)
         os.utime(old, (n, n))
     idle("open", opening())
-    lines = [json.loads(line) for line in (idle.config.state / "audit.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (idle.config.state / "audit.jsonl").read_text().splitlines()
+    ]
     assert [line["run"] for line in lines if line["what"] == "dropped"] == ["0"]
 
 
-def test_a_close_that_the_queue_refuses_can_be_asked_again(ask: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_that_the_queue_refuses_can_be_asked_again(
+    ask: RunRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node_run = ask.host._node_runs[RUN]
     with monkeypatch.context() as full:
         full.setattr(ask.host, "_queued", ask.config.queue)
@@ -513,7 +600,9 @@ def test_a_call_has_a_bound_of_tasks(ask: RunRequest) -> None:
     assert refusal.code == rpc_errors.TOO_LARGE and known(ask) == before
 
 
-def test_work_beyond_its_deadline_is_interrupted_and_undone(hosts: Callable[..., RunRequest]) -> None:
+def test_work_beyond_its_deadline_is_interrupted_and_undone(
+    hosts: Callable[..., RunRequest],
+) -> None:
     """Training that would take days; the deadline is the coordinator's, or the node's own."""
     for changes, deadline in (({}, 0.5), ({"max_call_seconds": 0.5}, 1e6)):
         ask = hosts(**changes)
@@ -526,7 +615,9 @@ def test_work_beyond_its_deadline_is_interrupted_and_undone(hosts: Callable[...,
         ask("close", which())
 
 
-def test_a_step_that_leaves_no_finite_weights_is_undone_and_refused(hosts: Callable[..., RunRequest]) -> None:
+def test_a_step_that_leaves_no_finite_weights_is_undone_and_refused(
+    hosts: Callable[..., RunRequest],
+) -> None:
     ask = hosts()
     ask("open", opening(config(**{"params.lr": 1e38})))
     before = message.digest(ask.host._node_runs[RUN].party.state())

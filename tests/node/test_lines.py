@@ -1,4 +1,6 @@
-"""Records of a node grow by a line for each call or sum, and survive a kill in the middle of one."""
+"""Records of a node grow by a line for each call or sum, and survive a kill in the
+middle of one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The steps of a matching at a node, asked by hand: what an honest coordinator gets, and what nobody does."""
+"""The steps of a matching at a node, asked by hand: what an honest coordinator gets, and what
+nobody does.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ ROLES = {"aligned": [0, 3, 1], "test": [2, 5], "dealt": [], "unused": []}
 
 
 def config(**columns: Any) -> str:
-    values = {"method": "split", "data": {"name": "people", "clients": 2}, "columns": {**COLUMNS, **columns}}
+    values = {
+        "method": "split",
+        "data": {"name": "people", "clients": 2},
+        "columns": {**COLUMNS, **columns},
+    }
     return str(check({"run": values}).run.model_dump_json())
 
 
@@ -38,7 +44,11 @@ def host(hosts: Callable[..., RunRequest], tmp_path: Path) -> Callable[..., RunR
     path.write_text("patient,a\n" + "".join(f"{id},{n}\n" for n, id in enumerate(OURS)))
 
     def make(min_rows: int = 1, **data: Any) -> RunRequest:
-        return hosts(methods=["split"], data={"people": {"rows": path, "ids_total": 1000, **data}}, min_rows=min_rows)
+        return hosts(
+            methods=["split"],
+            data={"people": {"rows": path, "ids_total": 1000, **data}},
+            min_rows=min_rows,
+        )
 
     return make
 
@@ -48,7 +58,13 @@ def step(name: str, *rest: bytes, **head: Any) -> bytes:
 
 
 def begin(text: str | None = None, **head: Any) -> bytes:
-    given = {"protocol": payload.PROTOCOL, "version": __version__, "party": 1, "config": text or config(), "rows": 10}
+    given = {
+        "protocol": payload.PROTOCOL,
+        "version": __version__,
+        "party": 1,
+        "config": text or config(),
+        "rows": 10,
+    }
     return step("begin", **{**given, **head})
 
 
@@ -56,9 +72,13 @@ def client(ids: list[str] = THEIRS) -> PSIClient:
     return PSIClient(sorted(digests([ids], ["ours"])[0]), most=len(OURS))
 
 
-def keep(common: list[str] = OURS[:6], *, key: bytes = bytes(32), roles: Any = None, **head: Any) -> bytes:
+def keep(
+    common: list[str] = OURS[:6], *, key: bytes = bytes(32), roles: Any = None, **head: Any
+) -> bytes:
     """The last step, for these people."""
-    places = {name: torch.tensor(value) for name, value in ROLES.items()} if roles is None else roles
+    places = (
+        {name: torch.tensor(value) for name, value in ROLES.items()} if roles is None else roles
+    )
     places = {
         name: torch.zeros(0, dtype=torch.int64) if isinstance(x, torch.Tensor) and not len(x) else x
         for name, x in places.items()
@@ -85,7 +105,10 @@ def test_no_id_is_matched_before_the_site_has_approved_the_run(
     approval.decide(asked.config.state, shown, "approve", None)
     assert payload.unpack(asked("match", begin()))[0] == {"rows": 12}
     approval.decide(asked.config.state, shown, "stop", None)
-    assert asked.refused("match", step("shard", client().request(), shard=0)).code == rpc_errors.STOPPED
+    assert (
+        asked.refused("match", step("shard", client().request(), shard=0)).code
+        == rpc_errors.STOPPED
+    )
 
 
 def test_the_site_is_shown_which_column_a_coordinator_takes_for_ids(
@@ -112,11 +135,19 @@ def test_an_honest_coordinator_learns_whom_both_have(host: Callable[..., RunRequ
     there = kept(asked)
     assert there is not None and there.caller == "hub" and there.party == 1 and there.classes == 2
     people = [*there.aligned.tolist(), *there.test.tolist()]
-    assert len({*people}) == 5 and {*people} < {*range(6)} and {*there.unaligned.tolist()} == {*range(12)} - {*people}
+    assert (
+        len({*people}) == 5
+        and {*people} < {*range(6)}
+        and {*there.unaligned.tolist()} == {*range(12)} - {*people}
+    )
     assert asked.refused("match", keep()).code == rpc_errors.UNKNOWN  # it is over
     lines = {line["what"]: line for line in asked.audited()}
     assert lines["began to match"]["ids"] == 12 and lines["began to match"]["ids_of_caller"] == 10
-    assert (lines["matched"]["aligned"], lines["matched"]["test"], lines["matched"]["unaligned"]) == (3, 2, 7)
+    assert (
+        lines["matched"]["aligned"],
+        lines["matched"]["test"],
+        lines["matched"]["unaligned"],
+    ) == (3, 2, 7)
     assert "P4" not in json.dumps(asked.audited())
 
 
@@ -131,20 +162,34 @@ def test_an_honest_coordinator_learns_whom_both_have(host: Callable[..., RunRequ
         (config(align="plain"), {}, {}, "by openmined, not by plain"),
         (None, {}, {"align": ["plain"]}, "by plain, not by openmined"),
         (None, {}, {"id": "nobody"}, "failed to read its ids"),
-        (json.dumps({"method": "split", "data": {"name": "people", "clients": 2}}), {}, {}, "set columns.private=true"),
+        (
+            json.dumps({"method": "split", "data": {"name": "people", "clients": 2}}),
+            {},
+            {},
+            "set columns.private=true",
+        ),
         ("{}", {}, {}, "does not allow the method fedal"),
         (None, {"rows": "ten"}, {}, "invalid message"),
     ],
 )
 def test_a_matching_is_begun_as_the_policy_has_it(
-    text: str | None, head: dict[str, Any], data: dict[str, Any], words: str, host: Callable[..., RunRequest]
+    text: str | None,
+    head: dict[str, Any],
+    data: dict[str, Any],
+    words: str,
+    host: Callable[..., RunRequest],
 ) -> None:
     asked = host(**data)
     assert words in asked.refused("match", begin(text, **head)).words
-    assert asked.refused("match", step("shard", client().request(), shard=0)).code == rpc_errors.UNKNOWN
+    assert (
+        asked.refused("match", step("shard", client().request(), shard=0)).code
+        == rpc_errors.UNKNOWN
+    )
 
 
-def test_ids_are_asked_for_once_and_no_more_than_were_stated(host: Callable[..., RunRequest]) -> None:
+def test_ids_are_asked_for_once_and_no_more_than_were_stated(
+    host: Callable[..., RunRequest],
+) -> None:
     asked = host()
     asked("match", begin())
     for wrong in (
@@ -159,7 +204,10 @@ def test_ids_are_asked_for_once_and_no_more_than_were_stated(host: Callable[...,
     assert asked.refused("match", step("ids")).code == rpc_errors.REFUSED
     for request in (client([f"P{n}" for n in range(11)]).request(), b"\xff" * 50):
         asked("match", begin(start=2))  # one that fails is over, too
-        assert asked.refused("match", step("shard", request, shard=0, start=2)).code == rpc_errors.MALFORMED
+        assert (
+            asked.refused("match", step("shard", request, shard=0, start=2)).code
+            == rpc_errors.MALFORMED
+        )
         again = step("shard", client().request(), shard=0, start=2)
         assert asked.refused("match", again).code == rpc_errors.MALFORMED
     assert kept(asked) is None
@@ -186,7 +234,10 @@ def test_who_may_continue_with_a_matching(host: Callable[..., RunRequest]) -> No
     assert asked.refused("match", begin(start=4)).code == rpc_errors.STALE
     assert asked.refused("match", begin(start=6), caller="second").code == rpc_errors.REFUSED
     assert asked.refused("match", begin(run="1" * 32), caller="second").code == rpc_errors.TAKEN
-    assert asked.refused("match", step("shard", client().request(), shard=0, start=6)).code == rpc_errors.UNKNOWN
+    assert (
+        asked.refused("match", step("shard", client().request(), shard=0, start=6)).code
+        == rpc_errors.UNKNOWN
+    )
     asked("match", shard)
     asked("match", begin(start=6))  # a newer start takes over
     assert asked.refused("match", keep(start=5)).code == rpc_errors.STALE
@@ -211,7 +262,12 @@ WRONG_ROWS: list[dict[str, list[int]]] = [
         {"roles": {**ROLES, "aligned": torch.tensor([[0, 1]])}},
         {"roles": {"aligned": torch.tensor([0]), "test": torch.tensor([1])}},
         *(
-            {"roles": {name: torch.tensor(rows, dtype=torch.int64) for name, rows in {**ROLES, **wrong}.items()}}
+            {
+                "roles": {
+                    name: torch.tensor(rows, dtype=torch.int64)
+                    for name, rows in {**ROLES, **wrong}.items()
+                }
+            }
             for wrong in WRONG_ROWS
         ),
         {"common": ["P0", *OURS[:6]]},
@@ -221,7 +277,9 @@ WRONG_ROWS: list[dict[str, list[int]]] = [
         {"mark": "m" * 100},
     ],
 )
-def test_roles_that_cannot_be_are_refused(change: dict[str, Any], host: Callable[..., RunRequest]) -> None:
+def test_roles_that_cannot_be_are_refused(
+    change: dict[str, Any], host: Callable[..., RunRequest]
+) -> None:
     asked = host()
     asked("match", begin())
     asked("match", step("shard", client().request(), shard=0))
@@ -239,7 +297,11 @@ def test_few_people_are_refused_and_not_counted(host: Callable[..., RunRequest])
         roles = {name: torch.tensor(ROLES[name], dtype=torch.int64) for name in ("dealt", "unused")}
         roles |= {"aligned": torch.tensor(aligned), "test": torch.tensor(test)}
         refusal = asked.refused("match", keep(roles=roles))
-        assert refusal.code == rpc_errors.REFUSED and "at least 3 rows" in refusal.words and "2" not in refusal.words
+        assert (
+            refusal.code == rpc_errors.REFUSED
+            and "at least 3 rows" in refusal.words
+            and "2" not in refusal.words
+        )
         assert kept(asked) is None
     asked("match", keep(roles=roles | {"aligned": torch.tensor([0, 1, 5])}))
     there = kept(asked)
@@ -258,6 +320,10 @@ def test_a_torn_file_is_no_matching(host: Callable[..., RunRequest]) -> None:
     asked("match", begin())  # which is no way out of a new one
 
 
-def test_a_node_that_tells_no_evaluation_is_not_evaluated(hosts: Callable[..., RunRequest], tmp_path: Path) -> None:
-    asked = hosts(methods=["split"], data={"people": {"rows": tmp_path / "lab.csv"}}, evaluate=False)
+def test_a_node_that_tells_no_evaluation_is_not_evaluated(
+    hosts: Callable[..., RunRequest], tmp_path: Path
+) -> None:
+    asked = hosts(
+        methods=["split"], data={"people": {"rows": tmp_path / "lab.csv"}}, evaluate=False
+    )
     assert "does not allow evaluation" in asked.refused("match", begin()).words

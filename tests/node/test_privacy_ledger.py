@@ -1,4 +1,6 @@
-"""The privacy budget of a node's own rows: it outlives runs, callers and restarts, and closes when it is unreadable."""
+"""The privacy budget of a node's own rows: it outlives runs, callers and restarts, and closes when
+it is unreadable.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,25 @@ DP = {"unit": "rows", "sigma": 4.0, "clip": 1.0}
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
     """Nodes with a file of 80 rows; further ones share the first one's folder."""
     made: list[RunRequest] = []
-    path, form = rows(tmp_path / "own.csv", 80, 3), {**FORM, "scale": {"a": [1.5, 2.0], "b": [10.0, 5.0]}}
+    path = rows(tmp_path / "own.csv", 80, 3)
+    form = {**FORM, "scale": {"a": [1.5, 2.0], "b": [10.0, 5.0]}}
 
-    def make(seed: int = 0, *, caller: str = "hub", run_id: str = "", secret: bool = True, **data: Any) -> RunRequest:
+    def make(
+        seed: int = 0, *, caller: str = "hub", run_id: str = "", secret: bool = True, **data: Any
+    ) -> RunRequest:
         allowed = {"rows": path, **ALLOWED, **data}
-        cfg = node(tmp_path, methods=["fedavg"], data={"wards": allowed}, max_runs=9, secret_noise=secret)
+        cfg = node(
+            tmp_path, methods=["fedavg"], data={"wards": allowed}, max_runs=9, secret_noise=secret
+        )
         made.append(RunRequest(cfg))
         params = {"batch_size": 8, "epochs": 1, "dp": DP}
-        kind = run(method="fedavg", models={"pool": ["linear"]}, params=params, seed=seed, data={"row_schema": form})
+        kind = run(
+            method="fedavg",
+            models={"pool": ["linear"]},
+            params=params,
+            seed=seed,
+            data={"row_schema": form},
+        )
         made[-1]("open", opening(for_nodes(build(kind, PrivateData())).model_dump_json()))
         return made[-1]
 
@@ -53,7 +66,9 @@ def update(ask: RunRequest, call: int) -> bytes:
     return ask("do", doing(call, ask.host, round=call))
 
 
-def test_every_call_is_charged_once_and_a_repeated_one_not_again(hosts: Hosts, tmp_path: Path) -> None:
+def test_every_call_is_charged_once_and_a_repeated_one_not_again(
+    hosts: Hosts, tmp_path: Path
+) -> None:
     ask = hosts()
     first = update(ask, 0)
     after_one = spent_by(ask)
@@ -72,7 +87,9 @@ def test_noise_from_the_seed_protects_nobody_and_is_refused(hosts: Hosts, tmp_pa
         hosts(secret=False)
 
 
-def test_the_budget_outlives_runs_and_restarts_and_refuses_before_any_work(hosts: Hosts, tmp_path: Path) -> None:
+def test_the_budget_outlives_runs_and_restarts_and_refuses_before_any_work(
+    hosts: Hosts, tmp_path: Path
+) -> None:
     ask = hosts()
     update(ask, 0)
     spent = epsilon(spent_by(ask), 1e-5)
@@ -81,7 +98,9 @@ def test_the_budget_outlives_runs_and_restarts_and_refuses_before_any_work(hosts
     before = {k: v.clone() for k, v in node_run.party.params.items()}
     for _ in range(2):
         refusal = again.refused("do", doing(1, again.host, round=1))
-        assert refusal.code == rpc_errors.REFUSED and "privacy budget of these rows" in refusal.words
+        assert (
+            refusal.code == rpc_errors.REFUSED and "privacy budget of these rows" in refusal.words
+        )
     (node_run,) = again.host._node_runs.values()
     assert all(v.equal(before[k]) for k, v in node_run.party.params.items())
     assert epsilon(spent_by(again), 1e-5) == spent
@@ -89,8 +108,12 @@ def test_the_budget_outlives_runs_and_restarts_and_refuses_before_any_work(hosts
     assert line.startswith(f"{name}: ε = {spent:.3f} of ") and "δ = 1e-05" in line
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"x": [{"sigma": -1, "rate": 1, "count": 1}]}', '{"x": 3}'])
-def test_an_unreadable_record_stops_all_releases(content: str, hosts: Hosts, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"x": [{"sigma": -1, "rate": 1, "count": 1}]}', '{"x": 3}']
+)
+def test_an_unreadable_record_stops_all_releases(
+    content: str, hosts: Hosts, tmp_path: Path
+) -> None:
     ask = hosts()
     (tmp_path / "state" / FILE).write_text(content)
     refusal = ask.refused("do", doing(0, ask.host, round=0))
@@ -111,7 +134,9 @@ def test_releases_of_two_cohorts_are_apart_and_those_of_one_add_up(tmp_path: Pat
         {"sigma": 3.0, "rate": 1.0, "count": 1, "excess": 0.0}
     ]
     before = (tmp_path / FILE).read_bytes()
-    with pytest.raises(PrivacyBudgetSpent, match=r"ε = 2 at δ = 1e-05, and this call would make it \d"):
+    with pytest.raises(
+        PrivacyBudgetSpent, match=r"ε = 2 at δ = 1e-05, and this call would make it \d"
+    ):
         charge(ledger, "b", two, Releases(1.0), 2.0, 1e-5)
     assert (tmp_path / FILE).read_bytes() == before
     charge(ledger, "b", two, Releases(1.0), float("inf"), 1e-5)

@@ -1,4 +1,6 @@
-"""The store: what is read is what was written, whole; and every round that the coordinator has saved is a way back."""
+"""The store: what is read is what was written, whole; and every round that the coordinator has
+saved is a way back.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def store(tmp_path: Path) -> Store:
 
 
 def entry(call: int, round: int, start: int = 1, reply: bytes = b"") -> StoredState:
-    return StoredState(start, call, round, reply, {"x": torch.tensor([float(call), float(round)]), "n": call})
+    return StoredState(
+        start, call, round, reply, {"x": torch.tensor([float(call), float(round)]), "n": call}
+    )
 
 
 def same(a: StoredState | None, b: StoredState | None) -> bool:
@@ -68,7 +72,9 @@ def test_a_file_that_was_altered_anywhere_is_noticed(data: Any) -> None:
         how = data.draw(st.sampled_from(["cut", "flip", "longer", "empty"]))
         torn = {
             "cut": whole[:at],
-            "flip": whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :],
+            "flip": whole[:at]
+            + bytes([whole[at] ^ data.draw(st.integers(1, 255))])
+            + whole[at + 1 :],
             "longer": whole + b"\0",
             "empty": b"",
         }[how]
@@ -81,14 +87,19 @@ def test_a_foreign_file_with_a_good_sum_is_no_state(store: Store) -> None:
     for body in (
         b"",
         b"\1\0\0\0\0\0\0\0x",
-        *(len(m).to_bytes(8, "little") + m for m in (message.encode([1]), message.encode({"start": 1}))),
+        *(
+            len(m).to_bytes(8, "little") + m
+            for m in (message.encode([1]), message.encode({"start": 1}))
+        ),
     ):
         (store.folder / "state").write_bytes(body + hashlib.blake2b(body).digest())
         with pytest.raises(CheckpointError, match="is not a node's state"):
             store.read()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"version": "0.0.0"}', '{"caller": "hub"}', "\0\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", '{"version": "0.0.0"}', '{"caller": "hub"}', "\0\xff"]
+)
 def test_a_run_of_another_version_or_none_is_not_taken_up(text: str, store: Store) -> None:
     (store.folder / "run.json").write_text(text, encoding="latin-1")
     assert store.facts() is None
@@ -114,7 +125,9 @@ def test_a_disk_that_refuses_changes_nothing(store: Store, monkeypatch: pytest.M
     assert same(store.read(), entry(1, 0)) and facts is not None and facts["start"] == 1
 
 
-def test_a_file_system_without_links_has_marks_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_links_has_marks_too(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -125,7 +138,9 @@ def test_a_file_system_without_links_has_marks_too(store: Store, monkeypatch: py
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_mark_lasts_until_another_takes_its_place(links: bool, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mark_lasts_until_another_takes_its_place(
+    links: bool, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A kill at any step of it leaves the old one: here each step refuses, one after the other."""
 
     def refuse(*_: object) -> None:
@@ -144,10 +159,16 @@ def test_a_mark_lasts_until_another_takes_its_place(links: bool, store: Store, m
     for _ in range(2):  # the second time both are one file
         store.mark(0, [])
         assert same(store.before(0), entry(1, 0))
-        assert {path.name for path in store.folder.iterdir()} - {".mark-0.draft"} == {"run.json", "state", "mark-0"}
+        assert {path.name for path in store.folder.iterdir()} - {".mark-0.draft"} == {
+            "run.json",
+            "state",
+            "mark-0",
+        }
 
 
-def test_a_rollback_that_is_cut_short_can_be_repeated(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_that_is_cut_short_can_be_repeated(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -174,7 +195,9 @@ def test_files_that_are_not_ours_are_let_be(store: Store) -> None:
         (store.folder / name).write_text("mine")
     store.mark(0, [])
     store.set_aside(marks=False)
-    assert (store.folder / "notes.txt").exists() and store.read() is None and store.before(0) is None
+    assert (
+        (store.folder / "notes.txt").exists() and store.read() is None and store.before(0) is None
+    )
 
 
 def test_a_torn_state_does_not_prevent_a_new_start(store: Store) -> None:
@@ -210,7 +233,13 @@ def test_the_newest_runs_are_kept_and_those_in_use(tmp_path: Path) -> None:
     (tmp_path / "run-file").write_text("no folder")
     (tmp_path / "audit.jsonl").write_text("")
     prune(tmp_path, 2, {"0"})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.jsonl", "run-0", "run-4", "run-5", "run-file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "audit.jsonl",
+        "run-0",
+        "run-4",
+        "run-5",
+        "run-file",
+    ]
 
 
 def test_the_runs_of_one_coordinator_do_not_drive_out_those_of_another(tmp_path: Path) -> None:
@@ -220,7 +249,13 @@ def test_the_runs_of_one_coordinator_do_not_drive_out_those_of_another(tmp_path:
         store.begin({**FACTS, "caller": caller})
         os.utime(store.folder, (n, n))
     prune(tmp_path, 2, {"6"})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-1", "run-3", "run-4", "run-5", "run-6"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "run-1",
+        "run-3",
+        "run-4",
+        "run-5",
+        "run-6",
+    ]
 
 
 def test_runs_that_have_not_changed_for_days_are_deleted(tmp_path: Path) -> None:
@@ -232,10 +267,12 @@ def test_runs_that_have_not_changed_for_days_are_deleted(tmp_path: Path) -> None
 
 
 class Coordinators(RuleBasedStateMachine):
-    """Starts of a coordinator, one after the other, against the store of a node: rounds, checkpoints, crashes.
+    """Starts of a coordinator, one after the other, against the store of a node: rounds,
+    checkpoints, crashes.
 
-    The model is a list: the state before each round of the rounds that count. A coordinator keeps its last two
-    checkpoints, and may begin again from either; then all that was later has not happened.
+    The model is a list: the state before each round of the rounds that count. A coordinator keeps
+    its last two checkpoints, and may begin again from either; then all that was later has not
+    happened.
     """
 
     @initialize()

@@ -10,9 +10,13 @@ import pytest
 from fedloom.remote.node.time_limit import TimeExpired, TimeLimit
 
 
-def test_an_exception_dropped_in_a_destructor_is_raised_again_and_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_dropped_in_a_destructor_is_raised_again_and_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reported: list[type[BaseException] | None] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: reported.append(unraisable.exc_type))
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda unraisable: reported.append(unraisable.exc_type)
+    )
     ended: list[str] = []
 
     class Blocking:

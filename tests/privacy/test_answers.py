@@ -1,4 +1,5 @@
-"""What one message of a distillation method can tell at most: so many bytes, by public settings alone (S6).
+"""What one message of a distillation method can tell at most: so many bytes, by public settings
+alone (S6).
 
 Each method of the registry is here; the clients of a run have different numbers of rows.
 """
@@ -25,7 +26,9 @@ METHODS = {name: method for name, method in registry().items() if method.family 
 
 
 class Sizes:
-    """Public sizes of a run: B rows of a batch, K classes, P public rows, S rows of the server, the largest model."""
+    """Public sizes of a run: B rows of a batch, K classes, P public rows, S rows of the server, the
+    largest model.
+    """
 
     def __init__(self, plan: RunPlan) -> None:
         contexts = plan.contexts
@@ -81,7 +84,9 @@ def check(sizes: Sizes, entries: list[Entry], most: Mapping[str, Bound]) -> None
     found = {entry.kind for entry in entries if entry.bytes}
     assert found == {*most}
     for entry in entries:
-        assert entry.bytes <= entry.count * (most[entry.kind](sizes) if entry.kind in most else 0), entry
+        assert entry.bytes <= entry.count * (
+            most[entry.kind](sizes) if entry.kind in most else 0
+        ), entry
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -94,10 +99,16 @@ def test_a_message_has_no_more_than_public_settings_say(name: str) -> None:
 def test_so_has_an_introduction(trust: str) -> None:
     sizes, entries = sent("fedmd", trust=trust)
     check(sizes, entries, {**LOGITS, "introduce": TRUST[trust]})
-    assert {name for name, one in METHODS.items() if issubclass(one.config, TrustSettings)} <= {*MOST}
+    assert {name for name, one in METHODS.items() if issubclass(one.config, TrustSettings)} <= {
+        *MOST
+    }
 
 
 def test_sums_of_answers_count_all_that_was_taught_before() -> None:
-    """Steering: see `test_steering.py`. A page whose clients learn from lessons must not say that sums stand alone."""
+    """Steering: see `test_steering.py`. A page whose clients learn from lessons must not say that
+    sums stand alone.
+    """
     taught = {name for name, one in METHODS.items() if one.client.MEANS}
-    assert taught and not [name for name in taught if METHODS[name].configure("recommended").sums_stand_alone]
+    assert taught and not [
+        name for name in taught if METHODS[name].configure("recommended").sums_stand_alone
+    ]

@@ -1,4 +1,6 @@
-"""A short audit of each ε: attacks stay below the claim, and exceed it where a mend is reverted or noise is halved."""
+"""A short audit of each ε: attacks stay below the claim, and exceed it where a mend is reverted or
+noise is halved.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from fedloom.protect.accountant import Releases, epsilon
 
 AUDITS: dict[str, Any] = {
     **{
-        f"white box, {name}": lambda name=name: audit_epsilon.audit_white_box(name, 1000, steps=1, short=True)
+        f"white box, {name}": lambda name=name: audit_epsilon.audit_white_box(
+            name, 1000, steps=1, short=True
+        )
         for name in audit_epsilon.WHITE_BOX
     },
     "look": lambda: audit_epsilon.audit_look(2_000),
@@ -35,10 +39,14 @@ def test_attacks_find_less_than_the_claim_and_more_where_it_is_broken(name: str)
 def test_bounds_are_those_of_clopper_and_pearson() -> None:
     assert highest(0, 100) == pytest.approx(1 - 0.025 ** (1 / 100))
     assert highest(7, 7) == 1.0 and stats.binom.cdf(5, 40, highest(5, 40)) == pytest.approx(0.025)
-    assert lower_bound(0, 0, 100) == pytest.approx(3.282, abs=1e-3) and lower_bound(50, 50, 100) == 0.0
+    assert (
+        lower_bound(0, 0, 100) == pytest.approx(3.282, abs=1e-3) and lower_bound(50, 50, 100) == 0.0
+    )
     fpr = highest(10, 100)
     mu = 2 * float(stats.norm.isf(fpr))
-    assert lower_bound(10, 10, 100, gaussian=True) == pytest.approx(epsilon([Releases(1 / mu)], DELTA))
+    assert lower_bound(10, 10, 100, gaussian=True) == pytest.approx(
+        epsilon([Releases(1 / mu)], DELTA)
+    )
 
 
 def test_guesses_of_canaries_bound_epsilon() -> None:

@@ -1,4 +1,6 @@
-"""One budget for the people of a file: whatever file or run it is, and whatever copy of the folder is there."""
+"""One budget for the people of a file: whatever file or run it is, and whatever copy of the folder
+is there.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("copy", [os.link, shutil.copy], ids=["hard link", "copy"])
-def test_a_file_under_another_name_is_no_new_budget(copy: Callable[..., Any], tmp_path: Path, file: Path) -> None:
+def test_a_file_under_another_name_is_no_new_budget(
+    copy: Callable[..., Any], tmp_path: Path, file: Path
+) -> None:
     spend(tmp_path, file)
     copy(file, tmp_path / "other.csv")
     with pytest.raises(PrivacyBudgetSpent, match="same people"):
@@ -62,7 +66,9 @@ def test_a_file_under_another_name_is_no_new_budget(copy: Callable[..., Any], tm
 
 
 @pytest.mark.parametrize("older", ["copy", "nothing", "{}", "earlier version"])
-def test_an_older_folder_allows_nothing_until_its_owner_accepts_it(older: str, tmp_path: Path, file: Path) -> None:
+def test_an_older_folder_allows_nothing_until_its_owner_accepts_it(
+    older: str, tmp_path: Path, file: Path
+) -> None:
     folder, anchor = anchored(tmp_path)
     spend(folder, file, anchor=anchor)
     kept = (folder / FILE).read_bytes()
@@ -94,9 +100,15 @@ def is_the_record(path: Path) -> bool:
 
 @pytest.mark.parametrize(("dies_at", "counted"), [(is_an_anchor, False), (is_the_record, True)])
 def test_a_node_killed_while_it_charges_keeps_its_budget(
-    dies_at: Callable[[Path], bool], counted: bool, tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+    dies_at: Callable[[Path], bool],
+    counted: bool,
+    tmp_path: Path,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before the anchor nothing was charged and nothing let out; after it the charge counts, once."""
+    """Before the anchor nothing was charged and nothing let out; after it the charge
+    counts, once.
+    """
     folder, anchor = anchored(tmp_path)
     spend(folder, file, anchor=anchor)
     writing = paths.write_atomically
@@ -132,12 +144,16 @@ def test_a_draft_is_no_way_around_the_anchor(tmp_path: Path, file: Path) -> None
         Budget(copy, anchor).spent("wards")
 
 
-def test_a_deleted_anchor_allows_nothing_until_its_owner_accepts_it(tmp_path: Path, file: Path) -> None:
+def test_a_deleted_anchor_allows_nothing_until_its_owner_accepts_it(
+    tmp_path: Path, file: Path
+) -> None:
     (tmp_path / "state").mkdir()
     spend(tmp_path / "state", file)  # before the node had an anchor
     folder, anchor = anchored(tmp_path)
     anchor.unlink()
-    with pytest.raises(PrivacyBudgetSpent, match="anchor is missing: its owner must restore that file, or run"):
+    with pytest.raises(
+        PrivacyBudgetSpent, match="anchor is missing: its owner must restore that file, or run"
+    ):
         spend(folder, file, anchor=anchor)
     Budget(folder, anchor).accept_restored(lambda cohorts: exhaust(cohorts["wards"], 10, 1e-5))
     assert int(anchor.read_text()) == 3
@@ -167,13 +183,20 @@ def test_a_restored_record_counts_all_limits(tmp_path: Path) -> None:
     assert (spent.looks, spent.ids, spent.answers, bool(spent.introduced)) == (100, 160, 100, True)
     assert epsilon(spent.all_releases(), 1e-5) >= 9.99
     limits.exhaust(
-        spent := Spent(looks=300, introduced="x"), data.model_copy(update={"ids_total": 7, "max_answers": 9})
+        spent := Spent(looks=300, introduced="x"),
+        data.model_copy(update={"ids_total": 7, "max_answers": 9}),
     )
     assert (spent.looks, spent.ids, spent.answers, spent.introduced) == (300, 7, 9, "x")
 
 
 def opened(
-    hosts: Hosts, tmp_path: Path, public: Path, method: str, seed: int = 0, limits: Any = (), **params: Any
+    hosts: Hosts,
+    tmp_path: Path,
+    public: Path,
+    method: str,
+    seed: int = 0,
+    limits: Any = (),
+    **params: Any,
 ) -> Any:
     """A node with a run of trust or of answers on its rows."""
     data = {"wards": {"rows": tmp_path / "own.csv", "public": public, **ALLOWED}}
@@ -185,7 +208,9 @@ def opened(
     return ask
 
 
-def test_rows_are_introduced_with_one_set_of_settings_over_all_runs(hosts: Hosts, tmp_path: Path) -> None:
+def test_rows_are_introduced_with_one_set_of_settings_over_all_runs(
+    hosts: Hosts, tmp_path: Path
+) -> None:
     public = rows(tmp_path / "public.csv", 50, 9, labels=False)
     rows(tmp_path / "own.csv", 80, 3)
 
@@ -203,12 +228,15 @@ def test_rows_are_introduced_with_one_set_of_settings_over_all_runs(hosts: Hosts
     assert "few bits" in ask.refused("do", body).words
 
 
-def test_a_node_answers_so_many_rows_of_coordinators_in_all_runs(tmp_path: Path, file: Path) -> None:
+def test_a_node_answers_so_many_rows_of_coordinators_in_all_runs(
+    tmp_path: Path, file: Path
+) -> None:
     public = SimpleNamespace(rows=range(50))
     own = SimpleNamespace(x=lambda rows: torch.zeros(len(rows), 4))
     party: Any = SimpleNamespace(cfg=None, context=SimpleNamespace(public=public), data=own)
     allowed = OwnerLimits(Budget(tmp_path), "wards", NodeData(rows=file), party)
-    for shape in ((1, 10**4, 4), (4,), (1, 5)):  # many rows as one, for a network that takes any number of dimensions
+    # many rows as one, for a network that takes any number of dimensions
+    for shape in ((1, 10**4, 4), (4,), (1, 5)):
         with pytest.raises(CallRefused, match="the shape of this node's own"):
             allowed.check("answer", {"x": torch.zeros(shape)})
     for count in (60, 40):  # two runs

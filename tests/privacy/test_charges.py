@@ -1,4 +1,6 @@
-"""Each release with noise is charged to the budget of its rows before it is drawn, whatever method makes it."""
+"""Each release with noise is charged to the budget of its rows before it is drawn, whatever method
+makes it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ SOURCES = ("_normal", "_uniform", "skellam")
 
 
 def events(
-    name: str, params: dict[str, Any], allows: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    params: dict[str, Any],
+    allows: Callable[[int], bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> list[str]:
     """The charges and draws of a round, in their order."""
     small, found = run_of(name, "none"), list[str]()
@@ -44,18 +49,26 @@ def events(
     plan.contexts[:] = [replace(context, privacy_budget=budget) for context in plan.contexts]
     for source in SOURCES:
         drawn = getattr(noise, source)
-        monkeypatch.setattr(noise, source, lambda *of, drawn=drawn: found.append("noise") or drawn(*of))
+        monkeypatch.setattr(
+            noise, source, lambda *of, drawn=drawn: found.append("noise") or drawn(*of)
+        )
     with start(plan) as engine, contextlib.suppress(FedloomError):
         graph = None if plan.graph is None else dict(enumerate(plan.graph))
         fed = Federation(
-            engine, seed=0, graph=graph, aggregator=plan.contexts[0].aggregator, param_shapes=plan.param_shapes
+            engine,
+            seed=0,
+            graph=graph,
+            aggregator=plan.contexts[0].aggregator,
+            param_shapes=plan.param_shapes,
         )
         for _ in registry()[name].round(fed, plan.server, engine.ids, plan.cfg, 0):
             pass
     return found
 
 
-@pytest.mark.parametrize(("name", "params"), EACH, ids=[f"{name} {[*params]}" for name, params in EACH])
+@pytest.mark.parametrize(
+    ("name", "params"), EACH, ids=[f"{name} {[*params]}" for name, params in EACH]
+)
 def test_noise_is_drawn_after_its_charge_and_not_where_the_budget_refuses(
     name: str, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,6 @@
-"""A node with columns against a coordinator that trains as it likes: it chooses among aligned rows, and no others."""
+"""A node with columns against a coordinator that trains as it likes: it chooses among aligned rows,
+and no others.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,25 @@ CUTS: dict[str, Any] = {
 @pytest.fixture(params=["split"])
 def ask(hosts: Callable[..., RunRequest], request: Any) -> RunRequest:
     made = hosts(methods=[request.param], data={"digits": {"dataset": "digits"}})
-    values: dict[str, Any] = {"method": request.param, "rounds": 6, "models": {"pool": ["mlp"]}, "data": {"clients": 3}}
-    values |= {"params": {"batch_size": BATCH, "embedding_dim": WIDE}, "columns": {"aligned": ALIGNED}}
+    values: dict[str, Any] = {
+        "method": request.param,
+        "rounds": 6,
+        "models": {"pool": ["mlp"]},
+        "data": {"clients": 3},
+    }
+    values |= {
+        "params": {"batch_size": BATCH, "embedding_dim": WIDE},
+        "columns": {"aligned": ALIGNED},
+    }
     made("open", opening(for_nodes(build(check({"run": values}).run)).model_dump_json(), party=1))
     return made
 
 
 def asked(ask: RunRequest, call: int, method: str, round: int = 0, **shared: Any) -> Any:
     """The reply, or the line of a failure."""
-    head, rest = payload.unpack(ask("do", doing(call, ask.host, method=method, round=round, shared=shared)))
+    head, rest = payload.unpack(
+        ask("do", doing(call, ask.host, method=method, round=round, shared=shared))
+    )
     line = head["lines"][0]
     return payload.decoded(rest, line["reply"]) if "reply" in line else line
 
@@ -66,7 +78,9 @@ def test_batches_are_of_aligned_rows_and_as_many_as_a_round_has(ask: RunRequest)
     """It may ask for a batch again, or for one of a later epoch: the same rows in another order."""
     party: Any = ask.host._node_runs[RUN].party
     rows = party.data.every
-    seen = {row.numpy().tobytes() for row in rows[:ALIGNED]} - {row.numpy().tobytes() for row in rows[ALIGNED:]}
+    seen = {row.numpy().tobytes() for row in rows[:ALIGNED]} - {
+        row.numpy().tobytes() for row in rows[ALIGNED:]
+    }
     turns = party.cfg.calls_in_round(party.context)["embed"]
     for call in range(turns):
         number = (0, 0, 10**9, 7)[call % 4]
@@ -75,7 +89,9 @@ def test_batches_are_of_aligned_rows_and_as_many_as_a_round_has(ask: RunRequest)
         assert {row.numpy().tobytes() for row in batch} <= seen
     assert (
         f"calls embed {turns} times"
-        in ask.refused("do", doing(turns, ask.host, method="embed", shared={"number": 0, "step": 0})).words
+        in ask.refused(
+            "do", doing(turns, ask.host, method="embed", shared={"number": 0, "step": 0})
+        ).words
     )
     told = asked(ask, turns, "embed_mixed", number=0, step=0, rows=torch.arange(4))
     assert told == {"failure": "raised", "injected": False}
@@ -91,7 +107,11 @@ def test_a_mean_of_tops_replaces_tops_alone(ask: RunRequest) -> None:
     bottom = next(name for name in party.params if name.startswith("cross.body"))
     top = {name: torch.ones_like(party.params[name]) for name in party.part(TOP)}
     before = message.digest(party.state())
-    wrong = [{**top, bottom: torch.zeros_like(party.params[bottom])}, {bottom: party.params[bottom]}, {}]
+    wrong = [
+        {**top, bottom: torch.zeros_like(party.params[bottom])},
+        {bottom: party.params[bottom]},
+        {},
+    ]
     for call, sent in enumerate(wrong):
         told = asked(ask, call, "share", round=call, top=sent)
         assert told == {"failure": "not a message", "injected": False}

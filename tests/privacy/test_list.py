@@ -8,11 +8,19 @@ ROOT = Path(__file__).parents[2]
 
 def listed() -> dict[str, list[tuple[str, str]]]:
     """The file and the function of each test, by attack."""
-    page = (ROOT / "docs" / "results" / "leaks.md").read_text(encoding="utf-8").partition("## Tests by attack")[2]
+    page = (
+        (ROOT / "docs" / "results" / "leaks.md")
+        .read_text(encoding="utf-8")
+        .partition("## Tests by attack")[2]
+    )
     found: dict[str, list[tuple[str, str]]] = {}
-    for attack, cells in re.findall(r"^\| ([TA][\d–A]+) \|.*?\| (`tests.*) \|$", page, re.MULTILINE):
+    for attack, cells in re.findall(
+        r"^\| ([TA][\d–A]+) \|.*?\| (`tests.*) \|$", page, re.MULTILINE
+    ):
         for file, names in re.findall(r"`(tests/[\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", cells):
-            found.setdefault(attack, []).extend((file, name) for name in re.findall(r"`(\w+)`", names))
+            found.setdefault(attack, []).extend(
+                (file, name) for name in re.findall(r"`(\w+)`", names)
+            )
     return found
 
 

@@ -1,4 +1,6 @@
-"""The choice of neighbours tells no more about rows than φ with its noise does, whatever proxies a peer sends."""
+"""The choice of neighbours tells no more about rows than φ with its noise does, whatever proxies a
+peer sends.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from fedloom.protect import noise
 from tests.toy import Toy, common, contexts, rows
 
 TRIALS = 40
-PARAMS: dict[str, Any] = {"threshold": "anchored", "dp": {"target": "phi", "sigma": 20.0, "clip": 0.1}}
+PARAMS: dict[str, Any] = {
+    "threshold": "anchored",
+    "dp": {"target": "phi", "sigma": 20.0, "clip": 0.1},
+}
 
 
 def peer(label: int) -> Any:
@@ -32,7 +37,9 @@ def peer(label: int) -> Any:
 
 
 def between(one: Tensor, other: Tensor) -> Tensor:
-    """A direction whose cosine is above the threshold for the one vector, and below for the other."""
+    """A direction whose cosine is above the threshold for the one vector, and below
+    for the other.
+    """
     one, other = F.normalize(one, dim=0), F.normalize(other, dim=0)
     middle = F.normalize(one + other, dim=0)
     across = F.normalize(one - other, dim=0)
@@ -42,7 +49,9 @@ def between(one: Tensor, other: Tensor) -> Tensor:
 def test_two_labels_are_not_told_apart_by_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert selection.SIMILAR == 0.5
     phis = [selection.initial_proxy(peer(label)) for label in (0, 1)]
-    question, here, rng = between(*phis), torch.tensor([False, True, False]), np.random.default_rng(0)
+    question = between(*phis)
+    here = torch.tensor([False, True, False])
+    rng = np.random.default_rng(0)
     monkeypatch.setattr(noise, "_normal", rng.standard_normal)
     right = 0
     for trial in range(TRIALS):
@@ -54,9 +63,13 @@ def test_two_labels_are_not_told_apart_by_the_choice(monkeypatch: pytest.MonkeyP
 
 def test_the_own_proxy_is_charged_once_and_is_the_one_that_is_sent() -> None:
     party, charges = peer(0), list[Any]()
-    object.__setattr__(party, "context", replace(party.context, privacy_budget=lambda *of: charges.append(of)))
+    object.__setattr__(
+        party, "context", replace(party.context, privacy_budget=lambda *of: charges.append(of))
+    )
     party.compare(t=0, inbox={"1": {"phi": party.anchor(t=0)["phi"]}})
-    assert charges == [(20.0, 1, 1.0)] and float(party.neighbours["cosines"][1]) == pytest.approx(1.0)
+    assert charges == [(20.0, 1, 1.0)] and float(party.neighbours["cosines"][1]) == pytest.approx(
+        1.0
+    )
     assert torch.equal(party.anchor(t=5)["phi"], party.neighbours["phi"]) and len(charges) == 1
 
 
@@ -67,10 +80,16 @@ def test_only_a_choice_at_the_initial_network_has_a_guarantee(threshold: str) ->
 
 
 @pytest.mark.parametrize("mode", ["faithful", "cheap"])
-def test_a_run_releases_no_more_proxies_than_planned(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ε that an officer approves is that of the planned number; here all peers ask all others in each round."""
+def test_a_run_releases_no_more_proxies_than_planned(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ε that an officer approves is that of the planned number; here all peers ask all others
+    in each round.
+    """
     monkeypatch.setattr(selection, "largest_gap", lambda cosines: -1.0)
-    toy = Toy(find("afind-plus"), client_contexts=contexts(3, make=common), **PARAMS, mode=mode).run(3)
+    toy = Toy(
+        find("afind-plus"), client_contexts=contexts(3, make=common), **PARAMS, mode=mode
+    ).run(3)
     for i in toy.engine.ids:
         party = toy.party(i)
         (guarantee,) = party.cfg.guarantees

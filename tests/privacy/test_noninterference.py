@@ -1,4 +1,5 @@
-"""Two files that differ in one row look the same from outside, whatever the coordinator sends and with the noise fixed.
+"""Two files that differ in one row look the same from outside, whatever the coordinator sends and
+with the noise fixed.
 
 What may differ is the numbers that the noise hides.
 """
@@ -41,19 +42,31 @@ DP = {"unit": "rows", "sigma": 4.0, "clip": 1.0}
 
 
 def pair_of(tmp_path: Path, **given: Any) -> list[RunRequest]:
-    """Two nodes with this run: the files differ in one training row, which is far from the others in the second."""
+    """Two nodes with this run: the files differ in one training row, which is far from the others
+    in the second.
+    """
     public = rows(tmp_path / "public.csv", 50, 9, labels=False)
     made = []
     for name, cells in (("a", "0.1,9.0,x,one"), ("b", "40.0,-70.0,y,two")):
         path = rows(tmp_path / f"{name}.csv", 80, 3)
         lines = path.read_text().splitlines()
         path.write_text("\n".join([*lines[:8], cells, *lines[9:], ""]))
-        data = {"wards": {"rows": path, "public": public, "epsilon": float("inf"), "test": 0.3, **ALLOWED}}
+        data = {
+            "wards": {
+                "rows": path,
+                "public": public,
+                "epsilon": float("inf"),
+                "test": 0.3,
+                **ALLOWED,
+            }
+        }
         cfg = node(tmp_path / name, methods=[given["method"]], data=data)
         (tmp_path / name / "state").mkdir(parents=True)
         (tmp_path / name / "state" / "secret").write_text("07" * 16)
         made.append(RunRequest(cfg))
-        text = for_nodes(build(run(rounds=QUESTIONS, **given), PrivateData(public=public))).model_dump_json()
+        text = for_nodes(
+            build(run(rounds=QUESTIONS, **given), PrivateData(public=public))
+        ).model_dump_json()
         made[-1]("open", opening(text))
     return made
 
@@ -69,10 +82,16 @@ def pair(tmp_path: Path) -> Iterator[list[RunRequest]]:
 
 
 def crafted(rng: Rng, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights that nobody trained: huge, tiny, subnormal, dead, with a threshold on a column, or not finite."""
-    kind = rng.choice(["size", "dead", "bin", "mixed", "honest", "not finite"], p=[0.3, 0.2, 0.2, 0.15, 0.1, 0.05])
+    """Weights that nobody trained: huge, tiny, subnormal, dead, with a threshold on a column, or
+    not finite.
+    """
+    kind = rng.choice(
+        ["size", "dead", "bin", "mixed", "honest", "not finite"], p=[0.3, 0.2, 0.2, 0.15, 0.1, 0.05]
+    )
     size = 10.0 ** rng.uniform(-44, 38.4) if kind != "honest" else 0.3
-    drawn = {k: torch.from_numpy(rng.standard_normal(tuple(v.shape))) * size for k, v in like.items()}
+    drawn = {
+        k: torch.from_numpy(rng.standard_normal(tuple(v.shape))) * size for k, v in like.items()
+    }
     for x in drawn.values():
         if kind == "dead" and x.dim() == 1:
             x.copy_(-x.abs() * 10.0 ** rng.uniform(0, 4))
@@ -102,7 +121,9 @@ def seen(ask: RunRequest, body: bytes) -> Any:
     return len(answer), head, repr(shapes)
 
 
-def test_no_argument_makes_a_reply_depend_on_a_row(pair: list[RunRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_argument_makes_a_reply_depend_on_a_row(
+    pair: list[RunRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng, found = np.random.default_rng(0), list[str]()
     with torch.no_grad():
         party: Any = next(iter(pair[0].host._node_runs.values())).party
@@ -113,7 +134,9 @@ def test_no_argument_makes_a_reply_depend_on_a_row(pair: list[RunRequest], monke
         outcomes = []
         for ask in pair:
             draws = np.random.default_rng(call)
-            monkeypatch.setattr(noise, "_uniform", lambda count, draws=draws: 1 - draws.random(count))
+            monkeypatch.setattr(
+                noise, "_uniform", lambda count, draws=draws: 1 - draws.random(count)
+            )
             outcomes.append(seen(ask, doing(call, ask.host, round=call, shared=shared)))
         answered += outcomes[0][0] != "refused"
         if outcomes[0] != outcomes[1]:
@@ -128,16 +151,25 @@ def test_arguments_beyond_a_bound_are_refused_before_the_work(pair: list[RunRequ
     party: Any = node_run.party
     for call, x in enumerate((wide, torch.tensor([float("inf")]), torch.tensor([float("nan")]))):
         weights = {
-            k: v.flatten().index_fill(0, torch.tensor([0]), float(x[-1])).view_as(v) for k, v in party.params.items()
+            k: v.flatten().index_fill(0, torch.tensor([0]), float(x[-1])).view_as(v)
+            for k, v in party.params.items()
         }
-        refusal = ask.refused("do", doing(call, ask.host, round=call, shared={"t": call, "weights": weights}))
+        refusal = ask.refused(
+            "do", doing(call, ask.host, round=call, shared={"t": call, "weights": weights})
+        )
         assert "must be numbers of at most 10000" in refusal.words
     assert not ask.host.budget.spent("wards").releases
 
 
-@pytest.mark.parametrize("error", [RuntimeError("row 7"), MessageError("row 7"), NotReady(), MemoryError("row 7")])
-def test_a_failure_has_no_reason(error: Exception, pair: list[RunRequest], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Should a page fail by a row after all, as by memory, its kind of failure tells nothing else."""
+@pytest.mark.parametrize(
+    "error", [RuntimeError("row 7"), MessageError("row 7"), NotReady(), MemoryError("row 7")]
+)
+def test_a_failure_has_no_reason(
+    error: Exception, pair: list[RunRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should a page fail by a row after all, as by memory, its kind of failure tells
+    nothing else.
+    """
     ask = pair[0]
     (node_run,) = ask.host._node_runs.values()
 
@@ -146,11 +178,17 @@ def test_a_failure_has_no_reason(error: Exception, pair: list[RunRequest], monke
 
     monkeypatch.setattr(type(node_run.party), "update", fail)
     code, head, _ = seen(ask, doing(0, ask.host, round=0))
-    assert code != "refused" and head["lines"] == [{"failure": "raised", "injected": False}] and head["notes"] == {}
+    assert (
+        code != "refused"
+        and head["lines"] == [{"failure": "raised", "injected": False}]
+        and head["notes"] == {}
+    )
 
 
 def odd_trees(rng: Rng, layout: Any) -> dict[str, Any]:
-    """Trees that nobody drew: too narrow for some bins, with circles, leaves without a value, or huge values."""
+    """Trees that nobody drew: too narrow for some bins, with circles, leaves without a value, or
+    huge values.
+    """
     made = arrays(trees_tree(random_trees.drawn(layout, 1, 4, rng)))
     made["value"] = rng.integers(-(2**62), 2**62, made["value"].shape) >> rng.integers(0, 62)
     kind = rng.choice(["honest", "narrow", "circle", "short", "column", "wide"])
@@ -168,21 +206,34 @@ def odd_trees(rng: Rng, layout: Any) -> dict[str, Any]:
     return tensors(**made)
 
 
-def test_no_tree_makes_a_reply_depend_on_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tree_makes_a_reply_depend_on_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trees are sent for nothing: `begin` has no noise and is not charged."""
     grid = {"a": (-3.0, 3.0), "b": (-90.0, 90.0)}
-    pair = pair_of(tmp_path, method="fedextra", models={}, params={"bins": 24, "dp": {"sigma": 4.0, "grid": grid}})
+    pair = pair_of(
+        tmp_path,
+        method="fedextra",
+        models={},
+        params={"bins": 24, "dp": {"sigma": 4.0, "grid": grid}},
+    )
     rng, found, answered = np.random.default_rng(0), list[str](), 0
     party: Any = next(iter(pair[0].host._node_runs.values())).party
     layout = layout_of(party.layout)
     for call in range(120):
         method, outcomes = ("begin", "sums")[call % 2], []
         shared: dict[str, Any] = {"trees": odd_trees(rng, layout)}
-        shared |= {"t": call} if method == "sums" else {"layout": None, "first": len(party.trees["root"])}
+        shared |= (
+            {"t": call} if method == "sums" else {"layout": None, "first": len(party.trees["root"])}
+        )
         for ask in pair:
             draws = np.random.default_rng(call)
-            monkeypatch.setattr(noise, "_uniform", lambda count, draws=draws: 1 - draws.random(count))
-            outcomes.append(seen(ask, doing(call, ask.host, round=call, method=method, shared=shared)))
+            monkeypatch.setattr(
+                noise, "_uniform", lambda count, draws=draws: 1 - draws.random(count)
+            )
+            outcomes.append(
+                seen(ask, doing(call, ask.host, round=call, method=method, shared=shared))
+            )
         answered += "failure" not in repr(outcomes[0])
         if outcomes[0] != outcomes[1]:
             found.append(f"{call}: {outcomes[0]!s:.80} / {outcomes[1]!s:.80}")
@@ -215,15 +266,21 @@ NOISY = [*promising()]
 
 def test_every_guarantee_is_in_the_test_of_widths() -> None:
     assert {way for _, way in NOISY} == {*WAYS}
-    assert {"fedlp", "gossip", "fedal", "feddf", "afind-plus", "fedextra"} <= {name for name, _ in NOISY}
+    assert {"fedlp", "gossip", "fedal", "feddf", "afind-plus", "fedextra"} <= {
+        name for name, _ in NOISY
+    }
 
 
 @pytest.mark.parametrize(("name", "way"), NOISY)
 def test_numbers_with_a_guarantee_have_one_width(name: str, way: str) -> None:
-    """Those of a message are in tensors; a number as text would show its digits by the length of the message."""
+    """Those of a message are in tensors; a number as text would show its digits by the length of
+    the message.
+    """
     small = run_of(name, "none")
     data = small.data.model_copy(update={"clients": 3})
-    kind = small.model_copy(update={"rounds": 1, "data": data, "faults": Faults(), "params": small.params | WAYS[way]})
+    kind = small.model_copy(
+        update={"rounds": 1, "data": data, "faults": Faults(), "params": small.params | WAYS[way]}
+    )
     plan, plain = build(kind), r" (int|float|bool|str|\d+ leaves)(;|$)"
     with start(plan) as engine:
         graph = None if plan.graph is None else dict(enumerate(plan.graph))
@@ -231,7 +288,9 @@ def test_numbers_with_a_guarantee_have_one_width(name: str, way: str) -> None:
         for _ in plan.method.round(fed, plan.server, engine.ids, plan.cfg, 0):
             pass
     sent = [entry for entry in fed.ledger if entry.sender != fed.coordinator]
-    assert re.search(plain, "rows int; w float32[3]") and not re.search(plain, "rows int64[]; w float32[3]")
+    assert re.search(plain, "rows int; w float32[3]") and not re.search(
+        plain, "rows int64[]; w float32[3]"
+    )
     assert sent or name in ("local", "alone")
     assert not [entry.what for entry in sent if re.search(plain, entry.what)]
 
@@ -242,16 +301,30 @@ def test_replies_with_a_guarantee_leave_at_multiples_of_the_owner_s_seconds(
     """Whatever the work takes, and whether it fails; a stub for the clock."""
     path = rows(tmp_path / "own.csv", 80, 3)
     public = rows(tmp_path / "public.csv", 50, 9, labels=False)
-    data = {"wards": {"rows": path, "public": public, "reply_every": 2.0, "epsilon": float("inf"), **ALLOWED}}
+    data = {
+        "wards": {
+            "rows": path,
+            "public": public,
+            "reply_every": 2.0,
+            "epsilon": float("inf"),
+            **ALLOWED,
+        }
+    }
     ask = RunRequest(node(tmp_path, methods=["fedavg"], data=data))
     now, left = 100.0, list[float]()
-    kind = run(method="fedavg", models={"pool": ["linear"]}, params={"batch_size": 100, "epochs": 1, "dp": DP})
+    kind = run(
+        method="fedavg",
+        models={"pool": ["linear"]},
+        params={"batch_size": 100, "epochs": 1, "dp": DP},
+    )
     ask("open", opening(for_nodes(build(kind, PrivateData(public=public))).model_dump_json()))
 
     (node_run,) = ask.host._node_runs.values()
 
     def sleep(seconds: float) -> None:
-        """A call that waits behind this one waits for the worker, and another one of this run for its lock."""
+        """A call that waits behind this one waits for the worker, and another one of this run for
+        its lock.
+        """
         assert threading.current_thread().name.startswith("fedloom-work") and node_run.lock.locked()
         left.append(now + seconds - 100.0)
 

@@ -1,4 +1,6 @@
-"""Whether a run opens depends on the run, the node's config and the number of rows, and on no value in the file."""
+"""Whether a run opens depends on the run, the node's config and the number of rows, and on no value
+in the file.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def texts() -> dict[str, str]:
     found: dict[str, Any] = {}
     for count in range(1, len(WORDS) + 1):
         for words in combinations(WORDS, count):
-            found["categories " + " ".join(words)] = {"columns": ["a", "b", {"name": "c", "categories": words}]}
+            found["categories " + " ".join(words)] = {
+                "columns": ["a", "b", {"name": "c", "categories": words}]
+            }
     for classes in (("one", "two"), ("two", "one"), ("one", "three"), ("one", "two", "three")):
         found["classes " + " ".join(classes)] = {"classes": classes}
     found["numbers"] = {"columns": ["a", "b", "c"]}
@@ -69,7 +73,8 @@ def texts() -> dict[str, str]:
 
 
 def test_every_choice_of_words_opens_alike_whatever_a_row_has(tmp_path: Path) -> None:
-    usual, other = rows(tmp_path / "usual.csv", 80, 3), [replaced(tmp_path / f"{n}.csv", c) for n, c in enumerate(ODD)]
+    usual = rows(tmp_path / "usual.csv", 80, 3)
+    other = [replaced(tmp_path / f"{n}.csv", c) for n, c in enumerate(ODD)]
     outcomes = {}
     for name, text in texts().items():
         each = [opened(tmp_path / f"{name} {path.stem}", path, text) for path in (usual, *other)]
@@ -104,12 +109,21 @@ def test_numbers_dates_and_texts_open_alike_whatever_a_row_has(scale: Any, tmp_p
         "classes": (),
         **({"scale": scale} if scale else {}),
     }
-    kind = run(method="local", models={"pool": ["linear"]}, data={"row_schema": form, "missing": "median"})
+    kind = run(
+        method="local", models={"pool": ["linear"]}, data={"row_schema": form, "missing": "median"}
+    )
     text = for_nodes(build(kind, PrivateData())).model_dump_json()
     seen = set()
     for k, cells in enumerate(("1.5,2020-01-31,hello world,3.0", *OTHER)):
-        (path := tmp_path / f"{k}.csv").write_text("\n".join(["a,day,text,y", *lines[:8], cells, *lines[9:], ""]))
-        own = {"keep": ["a", "day", "text"], "label": "y", "label_scale": (1, 2), "missing": "median"}
+        (path := tmp_path / f"{k}.csv").write_text(
+            "\n".join(["a,day,text,y", *lines[:8], cells, *lines[9:], ""])
+        )
+        own = {
+            "keep": ["a", "day", "text"],
+            "label": "y",
+            "label_scale": (1, 2),
+            "missing": "median",
+        }
         data = {"wards": {"rows": path, **own, "encode": {"day": "date", "text": "text"}}}
         ask = RunRequest(node(tmp_path / f"{k}", methods=["local"], data=data))
         seen.add(repr(ask("open", opening(text))))
@@ -134,9 +148,13 @@ def test_a_picture_of_a_foreign_class_is_left_out(tmp_path: Path) -> None:
     for label, count in (("one", 4), ("two", 4), ("three", 1)):
         (tmp_path / "own" / label).mkdir(parents=True)
         for k in range(count):
-            Image.fromarray(np.full((2, 2), 40 * k, np.uint8)).save(tmp_path / "own" / label / f"{k}.png")
+            Image.fromarray(np.full((2, 2), 40 * k, np.uint8)).save(
+                tmp_path / "own" / label / f"{k}.png"
+            )
     form = DataSchema("image", ("one", "two"), shape=(1, 2, 2))
-    own = node(tmp_path, data={"wards": {"rows": tmp_path / "own", "label": None}}).data["wards"].own
+    own = (
+        node(tmp_path, data={"wards": {"rows": tmp_path / "own", "label": None}}).data["wards"].own
+    )
     assert len(read_rows(tmp_path / "own", form, "wards", own).y) == 8
     with pytest.raises(DataError, match="1 folders that are not classes"):
         read_rows(tmp_path / "own", form, "wards")
@@ -148,9 +166,17 @@ def test_a_picture_of_a_foreign_class_is_left_out(tmp_path: Path) -> None:
         ("old,9.0,x,one", {}, "'a' must hold a finite number in each row, but 1 of 80"),
         (",9.0,x,one", {}, r"'a' of .* lacks 1 of 80 numbers: set missing in \[data.wards\]"),
         ("1e39,9.0,x,one", {"missing": "median"}, "'a' must hold a finite number"),
-        ("0.1,9.0,x,one", {"categories": {}}, "'c' must hold a finite number .* list its words in categories"),
+        (
+            "0.1,9.0,x,one",
+            {"categories": {}},
+            "'c' must hold a finite number .* list its words in categories",
+        ),
         ("0.1,9.0,x,one", {"classes": []}, "label needs classes"),
-        ("0.1,9.0,x,one", {"categories": {"c": ["x", "y"], "d": ["x"]}}, "categories names the column 'd'"),
+        (
+            "0.1,9.0,x,one",
+            {"categories": {"c": ["x", "y"], "d": ["x"]}},
+            "categories names the column 'd'",
+        ),
     ],
 )
 def test_its_owner_learns_at_the_start_what_does_not_fit(
@@ -161,7 +187,9 @@ def test_its_owner_learns_at_the_start_what_does_not_fit(
         read(written(tmp_path, change))
 
 
-def test_values_outside_are_in_the_log_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_values_outside_are_in_the_log_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     replaced(tmp_path / "own.csv", "0.1,9.0,z,three")
     read(written(tmp_path, {}))
     assert "1 of 80 rows have a label outside classes and are left out" in caplog.text
@@ -174,8 +202,19 @@ def test_values_outside_are_in_the_log_at_the_start(tmp_path: Path, caplog: pyte
 def written(folder: Path, change: dict[str, Any]) -> Path:
     """A node's config file."""
     values = {**ALLOWED, **change}
-    lines = ['name = "node"', "insecure = true", 'callers = ["hub"]', 'methods = ["local"]', "[data.wards]"]
-    lines += ['rows = "own.csv"'] + [f"{key} = {value!r}" for key, value in values.items() if key != "categories"]
-    lines += ["[data.wards.categories]", *(f"{key} = {value!r}" for key, value in values["categories"].items())]
+    lines = [
+        'name = "node"',
+        "insecure = true",
+        'callers = ["hub"]',
+        'methods = ["local"]',
+        "[data.wards]",
+    ]
+    lines += ['rows = "own.csv"'] + [
+        f"{key} = {value!r}" for key, value in values.items() if key != "categories"
+    ]
+    lines += [
+        "[data.wards.categories]",
+        *(f"{key} = {value!r}" for key, value in values["categories"].items()),
+    ]
     (folder / "node.toml").write_text("\n".join(lines).replace("'", '"'))
     return folder / "node.toml"

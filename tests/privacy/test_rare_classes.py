@@ -52,14 +52,23 @@ def test_fedproto_and_fd_send_a_class_of_few_rows_as_absent() -> None:
 def test_a_node_s_owner_says_how_many_rows_a_class_needs(hosts: Hosts, tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     words = ["rare" if k < 8 else "one" if k % 2 else "two" for k in range(120)]
-    path.write_text("\n".join(["a,b,c,kind", *(f"{k}.5,10,x,{word}" for k, word in enumerate(words)), ""]))
+    path.write_text(
+        "\n".join(["a,b,c,kind", *(f"{k}.5,10,x,{word}" for k, word in enumerate(words)), ""])
+    )
     form = {**FORM, "classes": ["one", "two", "rare"], "scale": {"a": [60, 40], "b": [10, 5]}}
-    kind = run(method="fedproto", models={"pool": ["mlp"]}, params={"batch_size": 8}, data={"row_schema": form})
+    kind = run(
+        method="fedproto",
+        models={"pool": ["mlp"]},
+        params={"batch_size": 8},
+        data={"row_schema": form},
+    )
     text = for_nodes(build(kind, PrivateData())).model_dump_json()
     found: list[Any] = []
     for least in ({}, {"min_class_rows": 1}):
         data = {"wards": {"rows": path, **ALLOWED, "classes": ["one", "two", "rare"], **least}}
-        ask = hosts(methods=["fedproto"], data=data, max_runs=9, state=tmp_path / f"state{len(found)}")
+        ask = hosts(
+            methods=["fedproto"], data=data, max_runs=9, state=tmp_path / f"state{len(found)}"
+        )
         ask("open", opening(text))
         _, rest = payload.unpack(ask("do", doing(0, ask.host, shared={"t": 0, "received": {}})))
         reply: Any = payload.decoded(rest, 0)
@@ -74,7 +83,9 @@ def secure(counts: Callable[[int], list[int]]) -> Any:
     return toy.server.prototypes
 
 
-@pytest.mark.parametrize(("owners", "known"), [((4,), False), ((1, 4), True)], ids=["one node", "two nodes"])
+@pytest.mark.parametrize(
+    ("owners", "known"), [((4,), False), ((1, 4), True)], ids=["one node", "two nodes"]
+)
 def test_a_class_of_one_node_is_not_in_a_secure_sum(owners: tuple[int, ...], known: bool) -> None:
     found = secure(lambda i: [12, 12, 12, 20 if i in owners else 0])
     assert found["known"].tolist() == [True] * (CLASSES - 1) + [known]

@@ -16,13 +16,21 @@ from fedloom.remote.rpc_errors import REFUSED, CallRefused
 from tests.node.hosts import RunRequest, config, doing, opening, which
 
 Hosts = Callable[..., RunRequest]
-PAGES = {name: method for name, method in registry().items() if method.client.CALLS or method.client.TO_PEERS}
-ANSWERED = {call for method in PAGES.values() for call in (*method.client.CALLS, *method.client.TO_PEERS)}
+PAGES = {
+    name: method
+    for name, method in registry().items()
+    if method.client.CALLS or method.client.TO_PEERS
+}
+ANSWERED = {
+    call for method in PAGES.values() for call in (*method.client.CALLS, *method.client.TO_PEERS)
+}
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_call_has_its_number_of_turns_in_a_round(name: str, tmp_path: Path) -> None:
-    """Of every page: further calls with other arguments, and calls of rounds that are over, are refused."""
+    """Of every page: further calls with other arguments, and calls of rounds that are over, are
+    refused.
+    """
     page = PAGES[name]
     context = ClientContext(0, parties=4, aligned=70)
     times = page.configure("recommended").calls_in_round(context)
@@ -98,7 +106,8 @@ def test_the_coordinator_cannot_speak_for_a_peer(place: str, hosts: Hosts) -> No
 @pytest.mark.parametrize(
     ("refs", "each"),
     [
-        ({"asked": [2, "0" * 32, "x"]}, {"by": torch.tensor(1)}),  # a question of one peer, as if of another
+        # a question of one peer, as if of another
+        ({"asked": [2, "0" * 32, "x"]}, {"by": torch.tensor(1)}),
         ({"asked": [2, "0" * 32, "x"]}, {}),
         ({}, {"by": torch.tensor(1)}),
         ({"inbox": {"1": [2, "0" * 32, "x"]}}, {}),
@@ -114,7 +123,9 @@ def test_a_message_is_from_whom_it_is_said_to_be(refs: Any, each: Any, hosts: Ho
     assert refusal.code == REFUSED and "must come from the peer" in refusal.words
 
 
-def test_nodes_that_were_taught_something_else_have_another_past_until_they_go_back(tmp_path: Path) -> None:
+def test_nodes_that_were_taught_something_else_have_another_past_until_they_go_back(
+    tmp_path: Path,
+) -> None:
     """Steering: a coordinator teaches nodes apart, and then asks all of them the same question."""
     records = []
     for name, taught in (("a", "mean"), ("b", "another mean"), ("c", "mean")):
@@ -134,7 +145,9 @@ def test_nodes_that_were_taught_something_else_have_another_past_until_they_go_b
 
 
 def test_a_sum_that_was_begun_and_dropped_is_part_of_the_past(tmp_path: Path) -> None:
-    """Steering by sums: a coordinator asks nodes apart in a sum that never opens, and then all of them the same."""
+    """Steering by sums: a coordinator asks nodes apart in a sum that never opens, and then all of
+    them the same.
+    """
 
     def asked(name: str, how: str, brief: tuple[str, ...]) -> CallRecord:
         (tmp_path / name).mkdir()
@@ -142,11 +155,13 @@ def test_a_sum_that_was_begun_and_dropped_is_part_of_the_past(tmp_path: Path) ->
         record.take(1, 0, "update", -1, how, 1, again=False)
         return record
 
-    for brief, number in (((), 0), (("update",), 1)):  # what a party keeps of a sum; and sums that stand alone
+    # what a party keeps of a sum; and sums that stand alone
+    for brief, number in (((), 0), (("update",), 1)):
         a, b = asked(f"a{number}", "weights", brief), asked(f"b{number}", "crafted", brief)
         assert a.past(0) != b.past(0)  # of a further sum in the round
         assert (a.past(1) == b.past(1)) == bool(brief)
-        assert a.past(0, call=1) == b.past(0, call=1) == CallRecord(tmp_path).past(0)  # before the sum itself
+        # before the sum itself
+        assert a.past(0, call=1) == b.past(0, call=1) == CallRecord(tmp_path).past(0)
         for record in (a, b):
             record.take(2, 1, "update", -1, "same", 1, again=False)
         assert (a.past(1, call=2) == b.past(1, call=2)) == bool(brief)

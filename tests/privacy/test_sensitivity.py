@@ -1,4 +1,6 @@
-"""One replaced row moves what is clipped by twice the norm at most, whatever the row holds: its scale is public."""
+"""One replaced row moves what is clipped by twice the norm at most, whatever the row holds: its
+scale is public.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def training(method: str = "fedavg", scale: Any = AGREED, **params: Any) -> Any:
 
 
 def moved(tmp_path: Path, kind: Any, public: Path | None) -> float:
-    """The largest distance, in clipping norms, that a replaced row moves the clipped sum by, at some weights."""
+    """The largest distance, in clipping norms, that a replaced row moves the clipped sum by, at
+    some weights.
+    """
     sent, sums = for_nodes(build(kind, PrivateData(public=public))), []
     path = rows(tmp_path / "own.csv", 40, 3)
     lines = path.read_text().splitlines()
@@ -43,8 +47,12 @@ def moved(tmp_path: Path, kind: Any, public: Path | None) -> float:
         seen = []
         for seed, size in enumerate((0.1, 1.0, 100.0, 1e4)):
             rng = torch.Generator().manual_seed(seed)
-            party.params = {k: size * torch.randn(v.shape, generator=rng) for k, v in party.params.items()}
-            seen.append(private.clipped_sum(party, list(party.params), torch.arange(len(party.data))))
+            party.params = {
+                k: size * torch.randn(v.shape, generator=rng) for k, v in party.params.items()
+            }
+            seen.append(
+                private.clipped_sum(party, list(party.params), torch.arange(len(party.data)))
+            )
         sums.append(torch.stack(seen))
     return max(float((one - sums[0]).norm(dim=1).max()) for one in sums) / CLIP
 
@@ -59,7 +67,9 @@ def test_numbers_are_cut_off_at_five_deviations_of_the_agreed_scale(tmp_path: Pa
     """So that no row puts a network where others' rows are lost beside it."""
     path, sent = rows(tmp_path / "own.csv", 40, 3), for_nodes(build(training(), PrivateData()))
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[:8], "1e9,-1e9,x,one", "-3.4e38,3.4e38,y,two", *lines[10:], ""]))
+    path.write_text(
+        "\n".join([*lines[:8], "1e9,-1e9,x,one", "-3.4e38,3.4e38,y,two", *lines[10:], ""])
+    )
     party: Any = build_party(sent, 0, PrivateData(rows=path, split_seed=5)).party
     far = torch.cat([party.data.every, party.context.tests["own"].every])[:, :2].abs()
     assert float(far.max()) == pytest.approx(5.0) and int((far > 4.99).sum()) >= 4
@@ -69,7 +79,9 @@ def test_numbers_are_cut_off_at_five_deviations_of_the_agreed_scale(tmp_path: Pa
 def test_a_guarantee_without_a_public_scale_is_refused(method: str, tmp_path: Path) -> None:
     public = rows(tmp_path / "public.csv", 50, 9, labels=False)
     if method != "fedmd":  # which needs public rows anyway
-        with pytest.raises(ConfigError, match=r"data.row_schema.scale = \{ age = \[mean, s.d.\] \}"):
+        with pytest.raises(
+            ConfigError, match=r"data.row_schema.scale = \{ age = \[mean, s.d.\] \}"
+        ):
             build(training(method, scale=None), PrivateData())
     build(training(method, scale=None), PrivateData(public=public))
 

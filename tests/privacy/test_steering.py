@@ -35,9 +35,12 @@ EXPECT = {"w": Shape("float32", D), "rows": Shape("int64")}
 X = torch.from_numpy(np.random.default_rng(0).standard_normal((6, D))).float()
 
 
-def total(folder: Path, teach: Callable[[CallRecord, int], None], *, chained: bool, whole: bool) -> np.ndarray | None:
-    """What a coordinator gets that teaches six nodes, asks them alike, and lists all, whatever they say of their
-    past. Without `chained`, masks do not depend on it."""
+def total(
+    folder: Path, teach: Callable[[CallRecord, int], None], *, chained: bool, whole: bool
+) -> np.ndarray | None:
+    """What a coordinator gets that teaches six nodes, asks them alike, and lists all, whatever they
+    say of their past. Without `chained`, masks do not depend on it.
+    """
     sessions: Any = []
     for k, keeper in enumerate(keepers(folder, 6)):
         record = CallRecord(folder / f"n{k}" / "run")
@@ -62,7 +65,9 @@ def total(folder: Path, teach: Callable[[CallRecord, int], None], *, chained: bo
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, "sum_step", liar)
-        work = secure_sum(sessions, run_masked, "run/1", "rows", D + 1, asked, (1, "update"), 0, whole)
+        work = secure_sum(
+            sessions, run_masked, "run/1", "rows", D + 1, asked, (1, "update"), 0, whole
+        )
         return asyncio.run(work)[0]
 
 
@@ -84,16 +89,21 @@ def test_nodes_that_were_steered_apart_have_no_sum(whole: bool, tmp_path: Path) 
         found = total(tmp_path / f"{name}{chained}", teach, chained=chained, whole=whole)
         if found is None:
             return 0.0
-        return abs(float(np.corrcoef(found.view(np.int64)[:D].astype(float), X.sum(0).numpy())[0, 1]))
+        return abs(
+            float(np.corrcoef(found.view(np.int64)[:D].astype(float), X.sum(0).numpy())[0, 1])
+        )
 
     assert likeness(alike, "alike") > 0.999
     for teach in (by_distil, by_dropped_sum):
         assert likeness(teach, teach.__name__) < 0.15
-        assert likeness(teach, teach.__name__, chained=False) > 0.999  # so the past is what stops it
+        # so the past is what stops it
+        assert likeness(teach, teach.__name__, chained=False) > 0.999
 
 
 def steered(page: str, **params: Any) -> int:
-    """The replies to sums of two rounds that depend on what a dropped sum of the same call had asked before."""
+    """The replies to sums of two rounds that depend on what a dropped sum of the same call had
+    asked before.
+    """
     run, apart = run_of(page, "none"), 0
     values = {**run.params, **params}
     run = run.model_copy(
@@ -129,12 +139,18 @@ def same(a: Any, b: Any) -> bool:
     return message.digest(a) == message.digest(b)
 
 
-ALONE = [name for name, one in registry().items() if one.client.MEANS and one.configure("recommended").sums_stand_alone]
+ALONE = [
+    name
+    for name, one in registry().items()
+    if one.client.MEANS and one.configure("recommended").sums_stand_alone
+]
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_sums_that_stand_alone_do_not_depend_on_dropped_ones(name: str) -> None:
-    """Of every page that says so: nodes with another past in these sums are added all the same, after a round."""
+    """Of every page that says so: nodes with another past in these sums are added all the same,
+    after a round.
+    """
     assert steered(name) == 0
 
 
@@ -147,7 +163,12 @@ def test_what_a_personal_head_learns_from_a_dropped_sum_is_found() -> None:
 @pytest.mark.parametrize("head", [True, False])
 def test_a_node_knows_which_sums_it_learns_from(head: bool, hosts: Callable[..., Any]) -> None:
     ask = hosts(methods=["fedavg"])
-    ask("open", opening(config(method="fedavg", **{"models.pool": ["mlp"]}, params={"personal_head": head})))
+    ask(
+        "open",
+        opening(
+            config(method="fedavg", **{"models.pool": ["mlp"]}, params={"personal_head": head})
+        ),
+    )
     calls = next(iter(ask.host._node_runs.values())).calls
     before = calls.past(1)
     calls.take(0, 0, "update", -1, "crafted weights", 1, again=False)

@@ -1,4 +1,6 @@
-"""A secure sum is one of many nodes' answers to one question: to several questions there is no sum."""
+"""A secure sum is one of many nodes' answers to one question: to several questions
+there is no sum.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +41,28 @@ from tests.experiment.test_own_data import ALLOWED, FORM, rows, run
 from tests.node.hosts import RUN, RunRequest, doing, node, opening
 from tests.protect.test_masks import ASKED, SUM, Sum
 
-Q: list[bytes] = [question(0, "update", "rows", None, ["a"], {"weights": torch.tensor([float(k)])}) for k in (0, 1)]
+Q: list[bytes] = [
+    question(0, "update", "rows", None, ["a"], {"weights": torch.tensor([float(k)])})
+    for k in (0, 1)
+]
 D = 2000
 
 
 def summed(n: int, asked: dict[str, bytes]) -> tuple[Sum, np.ndarray]:
-    """The sum that a coordinator computes if each node is asked what this says, and all sign and open whom they can."""
+    """The sum that a coordinator computes if each node is asked what this says, and all sign and
+    open whom they can.
+    """
     s = Sum(n)
     s.x = {
         name: x % np.uint64(2**30)
-        for name, x in zip(s.names, np.random.default_rng(1).integers(0, 2**30, (n, D), np.uint64), strict=True)
+        for name, x in zip(
+            s.names, np.random.default_rng(1).integers(0, 2**30, (n, D), np.uint64), strict=True
+        )
     }
     s.keys(), s.shares()
-    s.masked = {name: s.members[name].mask(s.x[name], asked[name], s.for_one(name)) for name in s.sealed}
+    s.masked = {
+        name: s.members[name].mask(s.x[name], asked[name], s.for_one(name)) for name in s.sealed
+    }
     signed = s.signatures()
     alike = {name: [other for other in s.names if asked[other] == asked[name]] for name in s.names}
     opened = {}
@@ -77,7 +88,11 @@ def test_two_questions_have_no_sum() -> None:
 def test_seven_of_ten_do_not_open_an_eighth_that_was_asked_another_question() -> None:
     names = Sum(10).names
     s, found = summed(10, dict.fromkeys(names[:7], Q[0]) | dict.fromkeys(names[7:], Q[1]))
-    truths = [s.x[names[7]], s.plain(), sum((s.x[name] for name in names[7:]), start=np.uint64(0) * s.x[names[0]])]
+    truths = [
+        s.x[names[7]],
+        s.plain(),
+        sum((s.x[name] for name in names[7:]), start=np.uint64(0) * s.x[names[0]]),
+    ]
     assert all(likeness(total, truth) < 0.1 for total in found for truth in truths)
     s, found = summed(10, dict.fromkeys(names, Q[0]))
     assert likeness(found[0], s.plain()) > 0.999 and np.array_equal(found[0], s.plain())
@@ -87,9 +102,13 @@ def test_a_node_that_was_asked_another_question_has_not_signed_this_set() -> Non
     s = Sum(5)
     s.keys(), s.shares()
     asked = {name: Q[name == s.names[-1]] for name in s.names}
-    s.masked = {name: s.members[name].mask(s.x[name], asked[name], s.for_one(name)) for name in s.sealed}
+    s.masked = {
+        name: s.members[name].mask(s.x[name], asked[name], s.for_one(name)) for name in s.sealed
+    }
     signed = s.signatures()
-    with pytest.raises(MessageError, match=f"'{s.names[-1]}' has not signed this set: the coordinator may have"):
+    with pytest.raises(
+        MessageError, match=f"'{s.names[-1]}' has not signed this set: the coordinator may have"
+    ):
         s.members[s.names[0]].open(signed)
 
 
@@ -106,11 +125,20 @@ def test_a_node_that_was_asked_another_question_has_not_signed_this_set() -> Non
     ],
 )
 def test_a_question_has_everything_that_is_asked(changed: dict[str, Any]) -> None:
-    plain = {"round": 0, "method": "update", "weight": "rows", "expect": 0, "names": ["a"], "shared": {"t": 0}}
+    plain = {
+        "round": 0,
+        "method": "update",
+        "weight": "rows",
+        "expect": 0,
+        "names": ["a"],
+        "shared": {"t": 0},
+    }
     assert question(**plain) != question(**{**plain, **changed})  # type: ignore[arg-type]
 
 
-def keepers(folder: Path, count: int, least: int = 3, run: str = "run", quarantine: int = 0) -> list[SumKeeper]:
+def keepers(
+    folder: Path, count: int, least: int = 3, run: str = "run", quarantine: int = 0
+) -> list[SumKeeper]:
     names = [f"n{k}" for k in range(count)]
     made = []
     for name in names:
@@ -123,27 +151,43 @@ def keepers(folder: Path, count: int, least: int = 3, run: str = "run", quaranti
     return made
 
 
-def take(those: list[SumKeeper], sum_name: str, shared: Any, lost: tuple[str, ...] = (), round: int = 0) -> None:
+def take(
+    those: list[SumKeeper], sum_name: str, shared: Any, lost: tuple[str, ...] = (), round: int = 0
+) -> None:
     """The steps of a sum in which the vectors of these nodes are lost."""
 
-    def step(one: SumKeeper, what: str, names: list[str], parts: list[bytes]) -> tuple[list[str], list[bytes]]:
+    def step(
+        one: SumKeeper, what: str, names: list[str], parts: list[bytes]
+    ) -> tuple[list[str], list[bytes]]:
         head, rest = payload.unpack(
-            one.step({"sum": sum_name, "step": what, "names": names, **call}, [memoryview(p) for p in parts])
+            one.step(
+                {"sum": sum_name, "step": what, "names": names, **call},
+                [memoryview(p) for p in parts],
+            )
         )
         return head["names"], [bytes(part) for part in rest]
 
     call: dict[str, Any] = {"round": round, "method": "update"}
     names = [one._own for one in those]
     listed = [part for one in those for part in step(one, "keys", names, [])[1][:4]]
-    sealed = {one._own: dict(zip(*step(one, "shares", names, listed), strict=True)) for one in those}
+    sealed = {
+        one._own: dict(zip(*step(one, "shares", names, listed), strict=True)) for one in those
+    }
     expect = {"w": Shape("float32", 3), "rows": Shape("int64")}
     for one in those:
         others = [name for name in names if name != one._own]
         step(one, "deliver", others, [sealed[other][one._own] for other in others])
-        request = {**call, "call": 0, "expect": spell(expect), "mask": {"sum": sum_name, "weight": "rows"}}
+        request = {
+            **call,
+            "call": 0,
+            "expect": spell(expect),
+            "mask": {"sum": sum_name, "weight": "rows"},
+        }
         one.masked({"w": torch.ones(3), "rows": torch.tensor(4)}, request, shared)
     arrived = [one for one in those if one._own not in lost]
-    signatures = {one._own: step(one, "agree", [n._own for n in arrived], [])[1][0] for one in arrived}
+    signatures = {
+        one._own: step(one, "agree", [n._own for n in arrived], [])[1][0] for one in arrived
+    }
     for one in arrived:
         step(one, "open", [*signatures], [*signatures.values()])
 
@@ -158,7 +202,14 @@ def test_a_sum_has_as_many_nodes_as_its_shares_of_noise_are_made_for(tmp_path: P
     six = keepers(tmp_path, 6)
     for one in six:
         one._least = SumKeeper(
-            node(tmp_path / one._own, name=one._own, min_sum=3), None, {}, "run/1", one._record, one._participants, 0, 5
+            node(tmp_path / one._own, name=one._own, min_sum=3),
+            None,
+            {},
+            "run/1",
+            one._record,
+            one._participants,
+            0,
+            5,
         )._least
     take(six[:5], "enough", {"t": 0})
     with pytest.raises(CallRefused, match="at least 5 nodes"):
@@ -178,7 +229,8 @@ def test_the_same_question_has_one_set_of_nodes_over_all_runs(tmp_path: Path) ->
 def test_the_same_question_has_one_set_of_vectors_over_all_runs(tmp_path: Path) -> None:
     """The difference of a sum of six and of five of one list would be the answer of the sixth."""
     take(keepers(tmp_path, 6), "first", {"t": 0})
-    for name in ("run", "next"):  # after a return to the round before, and in another run of the same seed
+    # after a return to the round before, and in another run of the same seed
+    for name in ("run", "next"):
         with pytest.raises(CallRefused, match="same arguments in a sum of other nodes"):
             take(keepers(tmp_path, 6, run=name), "without n5", {"t": 0}, lost=("n5",))
 
@@ -190,8 +242,16 @@ def test_a_lost_node_stays_out_for_the_quarantine_and_no_node_joins(tmp_path: Pa
         take(six, "1", {"t": 1}, round=1)
     take(six[:5], "2", {"t": 2}, lost=("n4",), round=2)
     for round in (2, 3, 5):  # also of a node that was restarted
-        with pytest.raises(CallRefused, match="'n4' is not in this run's first sum, or was lost in the last 3 rounds"):
-            take(keepers(tmp_path, 6, quarantine=3)[:5], f"early {round}", {"t": 10 + round}, round=round)
+        with pytest.raises(
+            CallRefused,
+            match="'n4' is not in this run's first sum, or was lost in the last 3 rounds",
+        ):
+            take(
+                keepers(tmp_path, 6, quarantine=3)[:5],
+                f"early {round}",
+                {"t": 10 + round},
+                round=round,
+            )
     take(six[:4], "5", {"t": 5}, round=5)
     take(keepers(tmp_path, 6, quarantine=3)[:5], "6", {"t": 6}, round=6)
     take(keepers(tmp_path, 6, quarantine=3, run="next"), "other run", {"t": 20})
@@ -200,7 +260,12 @@ def test_a_lost_node_stays_out_for_the_quarantine_and_no_node_joins(tmp_path: Pa
 def test_a_vector_is_for_the_call_that_its_sum_began_for(tmp_path: Path) -> None:
     (one, *_) = keepers(tmp_path, 3)
     one.step({"sum": "s", "step": "keys", "names": [], "round": 9, "method": "update"}, [])
-    request = {"round": 1, "method": "update", "expect": spell(None), "mask": {"sum": "s", "weight": ""}}
+    request = {
+        "round": 1,
+        "method": "update",
+        "expect": spell(None),
+        "mask": {"sum": "s", "weight": ""},
+    }
     with pytest.raises(CallRefused, match="began for another call"):
         one.masked({"w": torch.ones(3)}, request, {"t": 1})
 
@@ -214,7 +279,13 @@ class Session:
     async def sum_step(
         self, name: str, step: str, call: tuple[int, str], names: Any = (), parts: Any = ()
     ) -> tuple[list[str], list[bytes]]:
-        request = {"sum": name, "step": step, "names": [*names], "round": call[0], "method": call[1]}
+        request = {
+            "sum": name,
+            "step": step,
+            "names": [*names],
+            "round": call[0],
+            "method": call[1],
+        }
         head, rest = payload.unpack(self.keeper.step(request, [memoryview(part) for part in parts]))
         return head["names"], [bytes(part) for part in rest]
 
@@ -230,7 +301,13 @@ def test_the_coordinator_leaves_out_a_node_that_most_nodes_do_not_add_with(tmp_p
         async def run_masked(session: Any, mask: Any) -> TaskResults:
             if session.name == gone:
                 return TaskResults([Failure("unreachable")])
-            request = {"round": run, "method": "update", "call": run, "expect": spell(expect), "mask": mask}
+            request = {
+                "round": run,
+                "method": "update",
+                "call": run,
+                "expect": spell(expect),
+                "mask": mask,
+            }
             reply = {"w": torch.ones(3), "rows": torch.tensor(4)}
             return TaskResults([session.keeper.masked(reply, request, {"t": run})])
 
@@ -244,20 +321,28 @@ def test_the_coordinator_leaves_out_a_node_that_most_nodes_do_not_add_with(tmp_p
     assert summed(0, 6, gone="n2") == (20, {"n2"})
     assert summed(1, 6) == (20, {"n2"}) and summed(2, 6) == (20, {"n2"})
     assert summed(3, 6) == (24, set())
-    assert summed(4, 6, steered=1) == (20, {"n0"})  # it was taught something else before, or missed a call
-    assert summed(9, 6, steered=4) == (16, {"n4", "n5"})  # of nodes that were asked alike; min_sum bounds their number
+    # it was taught something else before, or missed a call
+    assert summed(4, 6, steered=1) == (20, {"n0"})
+    # of nodes that were asked alike; min_sum bounds their number
+    assert summed(9, 6, steered=4) == (16, {"n4", "n5"})
 
 
 def opens_both(colluders: int) -> bool:
-    """Whether a coordinator with four helpers of ten opens a fifth node: it shows three honest nodes all ten, and three
-    all but the fifth, so that it gets shares of both of its secrets."""
+    """Whether a coordinator with four helpers of ten opens a fifth node: it shows three honest
+    nodes all ten, and three all but the fifth, so that it gets shares of both of its secrets.
+    """
     s = Sum(10, colluders=colluders)
     s.keys(), s.shares(), s.mask()
     helpers, victim = s.names[:4], s.names[4]
     try:
-        for honest, arrived in ((s.names[4:7], s.names), (s.names[7:], [n for n in s.names if n != victim])):
+        for honest, arrived in (
+            (s.names[4:7], s.names),
+            (s.names[7:], [n for n in s.names if n != victim]),
+        ):
             signed = {name: s.members[name].agree(arrived) for name in honest}
-            signed |= {name: s.signers[name].sign(masks._set_text(SUM, ASKED, arrived)) for name in helpers}
+            signed |= {
+                name: s.signers[name].sign(masks._set_text(SUM, ASKED, arrived)) for name in helpers
+            }
             opened = [s.members[name].open(signed)[victim] for name in honest]
             assert len(opened) + len(helpers) >= threshold(10, colluders)
     except MessageError:
@@ -267,7 +352,13 @@ def opens_both(colluders: int) -> bool:
 
 def test_a_threshold_that_counts_colluders_keeps_them_from_opening_two_sets() -> None:
     assert opens_both(0) and not opens_both(4)
-    assert [threshold(n, c) for n, c in ((5, 0), (5, 1), (5, 2), (9, 2), (10, 4))] == [4, 4, 5, 7, 10]
+    assert [threshold(n, c) for n, c in ((5, 0), (5, 1), (5, 2), (9, 2), (10, 4))] == [
+        4,
+        4,
+        5,
+        7,
+        10,
+    ]
 
 
 class Helper:
@@ -295,8 +386,9 @@ def node_in_a_sum(tmp_path: Path) -> Iterator[Callable[..., tuple[str, Any, Any]
 def in_a_sum(
     folder: Path, odd: str, crafted: bool, made: list[RunRequest], each: tuple[Any, ...] = ()
 ) -> tuple[str, Any, Any]:
-    """What leaves a node with rows like this, asked with a model of which only an odd row makes numbers too large, or
-    with arguments of its own; the notes; the party."""
+    """What leaves a node with rows like this, asked with a model of which only an odd row makes
+    numbers too large, or with arguments of its own; the notes; the party.
+    """
     path = rows(folder / "own.csv", 80, 3)
     path.write_text("\n".join([*path.read_text().splitlines(), *[odd] * 10, ""]))
     names = ["n1", "n2", "n3", "node"]
@@ -327,14 +419,20 @@ def in_a_sum(
     expect = spell({"weights": like, "rows": Shape("int64")})
     node_run.party.note("gradient norm", 3.0)
     mask = {"sum": "s", "weight": "rows"}
-    body = doing(0, ask.host, shared={"t": 0, "weights": weights}, each=each, expect=expect, mask=mask)
+    body = doing(
+        0, ask.host, shared={"t": 0, "weights": weights}, each=each, expect=expect, mask=mask
+    )
     try:
         head, rest = payload.unpack(ask("do", body))
     except CallRefused as refusal:
         return f"{refusal.code}: {refusal.words}", None, node_run.party
     line = head["lines"][0]
     reply = payload.decoded(rest, 0) if "reply" in line else None
-    return f"{line} {getattr(reply, 'dtype', None)} {getattr(reply, 'shape', None)}", head["notes"], node_run.party
+    return (
+        f"{line} {getattr(reply, 'dtype', None)} {getattr(reply, 'shape', None)}",
+        head["notes"],
+        node_run.party,
+    )
 
 
 def test_a_question_of_a_sum_has_no_arguments_for_one_node(tmp_path: Path) -> None:
@@ -361,12 +459,26 @@ def test_a_node_makes_no_vector_that_no_message_could_carry(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("error", [RuntimeError("row 7"), MessageError("row 7")])
 def test_a_call_beside_sums_that_answers_nothing_fails_unseen(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Such as the training between two sums: that it failed, once for a row, would be a message of one node."""
+    """Such as the training between two sums: that it failed, once for a row, would be a message of
+    one node.
+    """
     data = {"wards": {"rows": rows(tmp_path / "own.csv", 80, 3), "test": 0.3, **ALLOWED}}
-    ask = RunRequest(node(tmp_path, methods=["fedextra"], data=data, peers=["n1", "n2", "n3"], min_sum=3))
-    kind = run(method="fedextra", rounds=3, models={}, params={}, aggregate={"secure": True}, data={"clients": 4})
+    ask = RunRequest(
+        node(tmp_path, methods=["fedextra"], data=data, peers=["n1", "n2", "n3"], min_sum=3)
+    )
+    kind = run(
+        method="fedextra",
+        rounds=3,
+        models={},
+        params={},
+        aggregate={"secure": True},
+        data={"clients": 4},
+    )
     ask("open", opening(for_nodes(build(kind, PrivateData())).model_dump_json(), party=3))
     (node_run,) = ask.host._node_runs.values()
 
@@ -376,13 +488,19 @@ def test_a_call_beside_sums_that_answers_nothing_fails_unseen(
     answers = []
     for call, name in enumerate(("an honest one", "failing")):
         with monkeypatch.context() as patch:
-            patch.setattr(type(node_run.party), "begin", fail if name == "failing" else lambda *_, **__: None)
-            answers.append(ask("do", doing(call, ask.host, round=call, method="begin", shared={"first": 0})))
+            patch.setattr(
+                type(node_run.party), "begin", fail if name == "failing" else lambda *_, **__: None
+            )
+            answers.append(
+                ask("do", doing(call, ask.host, round=call, method="begin", shared={"first": 0}))
+            )
     ask.close()
     assert answers[0] == answers[1] and "begin changed nothing: " in caplog.text
 
 
-def test_no_row_decides_whether_a_node_is_in_a_sum(node_in_a_sum: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_row_decides_whether_a_node_is_in_a_sum(
+    node_in_a_sum: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """A failure would be a message of one node, which the sum does not hide."""
     usual, odd = "0.1,9.0,x,one", "40.0,9.0,x,one"
     honest, notes, _ = node_in_a_sum(odd, crafted=False)
@@ -397,7 +515,9 @@ def test_no_row_decides_whether_a_node_is_in_a_sum(node_in_a_sum: Any, caplog: p
 
 
 def test_25_crafted_questions_of_fedglm_tell_few_rows() -> None:
-    """As many as a run of 25 rounds has: a node answers one in a round, and none in further rounds."""
+    """As many as a run of 25 rounds has: a node answers one in a round, and none in
+    further rounds.
+    """
     cfg = registry()["fedglm"].configure()
     assert cfg.calls_in_round(ClientContext(0)).get("derivatives", 1) == 1
     assert 0.01 < next(crafted.from_sums(0))[3] < 0.06
@@ -406,14 +526,22 @@ def test_25_crafted_questions_of_fedglm_tell_few_rows() -> None:
 def test_effects_of_owners_tell_the_means_of_each_owner_also_in_a_sum() -> None:
     """W8: of the honest first round of `fedglm` with effects of owners."""
     values: dict[str, Any] = {"method": "fedglm", "rounds": 2, "params": {"owners": "fixed"}}
-    values |= {"data": {"name": "wine", "clients": 3, "partition": "iid"}, "aggregate": {"secure": True}}
+    values |= {
+        "data": {"name": "wine", "clients": 3, "partition": "iid"},
+        "aggregate": {"secure": True},
+    }
     plan = build(check({"run": values}).run)
     assert not plan.cfg.rows_add_up and "W8" in weaknesses(plan.run, plan.method, plan.cfg)
     parties: list[Any] = [plan.clients[k]() for k in range(3)]
     x = [designs.complete(party)[0] for party in parties]
     whole = np.concatenate(x)
     scale = np.where(whole.std(0) > 0, whole.std(0), 1)
-    design = {"mean": whole.mean(0), "scale": scale, "kept": np.ones(whole.shape[1], bool), "outcome": np.zeros(2)}
+    design = {
+        "mean": whole.mean(0),
+        "scale": scale,
+        "kept": np.ones(whole.shape[1], bool),
+        "outcome": np.zeros(2),
+    }
     shared: Any = {**tensors(**design), "rows": len(whole)}
     p, k = whole.shape[1] + 1, plan.server_context.classes - 1
     bits, beta = newton.bits_for(len(whole), 64), torch.zeros(k, p, dtype=torch.float64)

@@ -1,4 +1,6 @@
-"""What serves tests of fedloom on public data is refused where rows are a node's own: faults, and hashes of states."""
+"""What serves tests of fedloom on public data is refused where rows are a node's own: faults, and
+hashes of states.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Hosts = Callable[..., RunRequest]
 
 @pytest.fixture
 def asked(hosts: Hosts, tmp_path: Path) -> RunRequest:
-    return hosts(data={"wards": {"rows": rows(tmp_path / "own.csv", 80, 3), "score": True, **ALLOWED}})
+    return hosts(
+        data={"wards": {"rows": rows(tmp_path / "own.csv", 80, 3), "score": True, **ALLOWED}}
+    )
 
 
 def opened(**changes: Any) -> bytes:
@@ -36,13 +40,18 @@ def opened(**changes: Any) -> bytes:
 def test_a_fault_is_refused(fault: str, method: str, asked: RunRequest) -> None:
     asked("open", opened())
     task = {"each": None, "reply_refs": {}, "fault": fault, "seed": 7}
-    more: dict[str, Any] = {} if method == "update" else {"round": -1, "shared": {"on": "own", "eval_mode": ""}}
+    more: dict[str, Any] = (
+        {} if method == "update" else {"round": -1, "shared": {"on": "own", "eval_mode": ""}}
+    )
     refusal = asked.refused("do", doing(0, asked.host, method=method, tasks=[task], **more))
     assert refusal.code == REFUSED and "faults are for tests" in refusal.words
 
 
 def test_a_run_with_faults_is_refused(asked: RunRequest) -> None:
-    assert "leave [faults] out" in asked.refused("open", opened(faults={"liars": [0], "lie": "huge"})).words
+    assert (
+        "leave [faults] out"
+        in asked.refused("open", opened(faults={"liars": [0], "lie": "huge"})).words
+    )
 
 
 def test_the_hash_of_a_state_stays_here(asked: RunRequest) -> None:
@@ -56,4 +65,7 @@ def test_a_public_data_set_has_both(hosts: Hosts) -> None:
     ask = hosts()
     ask("open", opening())
     assert len(payload.unpack(ask("digest", which()))[0]["sha256"]) == 64
-    ask("do", doing(0, ask.host, tasks=[{"each": None, "reply_refs": {}, "fault": "late", "seed": 7}]))
+    ask(
+        "do",
+        doing(0, ask.host, tasks=[{"each": None, "reply_refs": {}, "fault": "late", "seed": 7}]),
+    )

@@ -1,6 +1,8 @@
-"""A call with a guarantee takes the same time whatever rows are in a region, as far as tiny numbers go (F4).
+"""A call with a guarantee takes the same time whatever rows are in a region, as far as tiny numbers
+go (F4).
 
-Some processors compute subnormal numbers slowly, others do not. So the test counts them in place of seconds.
+Some processors compute subnormal numbers slowly, others do not. So the test counts them in place of
+seconds.
 """
 
 from __future__ import annotations
@@ -30,18 +32,22 @@ class Tiny(TorchDispatchMode):
 
     count = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = function(*args, **(kwargs or {}))
         for x in tree_leaves(out):
             if isinstance(x, Tensor) and x.dtype == torch.float32:
-                bits = x.detach().numpy().view(np.int32) & 0x7FFFFFFF  # by bits: a processor that flushes sees zeros
+                # by bits: a processor that flushes sees zeros
+                bits = x.detach().numpy().view(np.int32) & 0x7FFFFFFF
                 self.count += int(((bits > 0) & (bits < SMALLEST)).sum())
         return out
 
 
 def crafted(like: dict[str, Tensor], above: float) -> dict[str, Tensor]:
-    """Weights that are normal numbers, whose products are subnormal for rows with a first column above this, and 0 for
-    all others."""
+    """Weights that are normal numbers, whose products are subnormal for rows with a first column
+    above this, and 0 for all others.
+    """
     weights = {name: torch.zeros_like(w) for name, w in like.items()}
     first, *others = (name for name, w in like.items() if w.dim() == 2)
     weights[first][:, 0] = 1e-20
@@ -52,7 +58,9 @@ def crafted(like: dict[str, Tensor], above: float) -> dict[str, Tensor]:
 
 
 def told(folder: Path) -> float:
-    """The AUC by which the tiny numbers of a call tell whether all rows are above a threshold, or none."""
+    """The AUC by which the tiny numbers of a call tell whether all rows are above a threshold, or
+    none.
+    """
     run: Any = config(4.0, CALLS, FORM)
     run = run.model_copy(update={"models": run.models.model_copy(update={"pool": ("mlp",)})})
     node, honest, counted = Node(folder, USUAL, run), run_task, list[int]()
@@ -76,7 +84,9 @@ def told(folder: Path) -> float:
     return auc(above.astype(int), np.stack([-score, score], 1))
 
 
-def test_tiny_numbers_do_not_tell_which_rows_are_in_a_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_numbers_do_not_tell_which_rows_are_in_a_region(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not torch.set_flush_denormal(False):
         pytest.skip("this processor cannot flush tiny numbers")
     assert told(tmp_path / "with") <= 0.6

@@ -1,4 +1,6 @@
-"""A coordinator that chooses bins and trees: an owner answers within the bins, levels and trees of its run."""
+"""A coordinator that chooses bins and trees: an owner answers within the bins, levels and trees of
+its run.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ def test_segments_are_counted_before_the_bins_are_agreed(name: str) -> None:
     owner = party(name)
     zero = torch.zeros(1, dtype=torch.int64)
     for size, parts in SIZES.items():
-        assert owner.segments(column=zero, start=zero, size=size, parts=parts)["rows"].shape == (1, parts)
+        assert owner.segments(column=zero, start=zero, size=size, parts=parts)["rows"].shape == (
+            1,
+            parts,
+        )
     with pytest.raises(MessageError, match="sizes of the agreement"):
         owner.segments(column=zero, start=zero, size=1, parts=4096)
     begin(owner, EDGES)
@@ -69,7 +74,12 @@ def test_a_round_has_as_many_questions_as_its_trees_have_levels() -> None:
     begin(owner, EDGES)
     with pytest.raises(MessageError, match="a round has 20 trees, not 21"):
         owner.histograms(
-            numbers=torch.arange(21), unit={}, splits={}, asked=torch.zeros(1), tree=torch.zeros(1), columns=None
+            numbers=torch.arange(21),
+            unit={},
+            splits={},
+            asked=torch.zeros(1),
+            tree=torch.zeros(1),
+            columns=None,
         )
 
 

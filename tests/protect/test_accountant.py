@@ -1,4 +1,6 @@
-"""ε against an exact curve, integration of the privacy loss, Rényi's bound, and the figures of dp-accounting 0.6.0."""
+"""ε against an exact curve, integration of the privacy loss, Rényi's bound, and the figures of
+dp-accounting 0.6.0.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,31 @@ import numpy as np
 import pytest
 from scipy import integrate, special
 
-from fedloom.protect.accountant import Releases, composed_sigma, delta_of, epsilon, gaussian_delta, noise_for
+from fedloom.protect.accountant import (
+    Releases,
+    composed_sigma,
+    delta_of,
+    epsilon,
+    gaussian_delta,
+    noise_for,
+)
 
 DELTA = 1e-5
-# σ, releases, rate, ε: PLDAccountant(ADD_OR_REMOVE_ONE, value_discretization_interval=1e-4) of dp-accounting 0.6.0
+# σ, releases, rate, ε: PLDAccountant(ADD_OR_REMOVE_ONE, value_discretization_interval=1e-4) of
+# dp-accounting 0.6.0
 PUBLISHED = [
-    (1.0, 1, 1.0, 4.37718), (2.0, 1, 1.0, 1.99309), (0.5, 1, 1.0, 9.99726), (2.5, 20, 1.0, 8.72076),
-    (1.0, 400, 0.05, 6.69997), (0.7, 1000, 0.01, 4.61829), (4.0, 200, 0.1, 1.42167), (2.0, 50, 0.5, 9.47359),
-    (0.5, 30, 0.02, 7.0328), (8.0, 1000, 0.3, 5.3847), (0.8, 20_000, 0.001, 1.10041),
-]  # fmt: skip
+    (1.0, 1, 1.0, 4.37718),
+    (2.0, 1, 1.0, 1.99309),
+    (0.5, 1, 1.0, 9.99726),
+    (2.5, 20, 1.0, 8.72076),
+    (1.0, 400, 0.05, 6.69997),
+    (0.7, 1000, 0.01, 4.61829),
+    (4.0, 200, 0.1, 1.42167),
+    (2.0, 50, 0.5, 9.47359),
+    (0.5, 30, 0.02, 7.0328),
+    (8.0, 1000, 0.3, 5.3847),
+    (0.8, 20_000, 0.001, 1.10041),
+]
 
 
 def by_integration(sigma: float, rate: float, eps: float) -> float:
@@ -32,25 +50,35 @@ def by_integration(sigma: float, rate: float, eps: float) -> float:
     removed = integrate.quad(
         lambda x: max(mixed(x) - math.exp(eps) * density(x, 0), 0), *ends, points=break_, limit=400
     )
-    added = integrate.quad(lambda x: max(density(x, 0) - math.exp(eps) * mixed(x), 0), *ends, points=break_, limit=400)
+    added = integrate.quad(
+        lambda x: max(density(x, 0) - math.exp(eps) * mixed(x), 0), *ends, points=break_, limit=400
+    )
     return float(max(removed[0], added[0]))
 
 
 def renyi_bound(sigma: float, count: int, rate: float, delta: float) -> float:
     """ε by Rényi's accountant at integer orders.
 
-    Mironov, Talwar, Zhang, "Rényi Differential Privacy of the Sampled Gaussian Mechanism", 2019, Section 3.3.
+    Mironov, Talwar, Zhang, "Rényi Differential Privacy of the Sampled Gaussian Mechanism", 2019,
+    Section 3.3.
     """
     best = math.inf
     for order in range(2, 128):
         k = np.arange(order + 1)
         weight = 0.0 if rate == 1 else (order - k) * math.log1p(-rate)
-        binomial = special.gammaln(order + 1) - special.gammaln(k + 1) - special.gammaln(order - k + 1)
+        binomial = (
+            special.gammaln(order + 1) - special.gammaln(k + 1) - special.gammaln(order - k + 1)
+        )
         terms = binomial + k * math.log(rate) + weight + (k * k - k) / (2 * sigma**2)
         divergence = (
-            count * (special.logsumexp(terms) if rate < 1 else (order * order - order) / (2 * sigma**2)) / (order - 1)
+            count
+            * (special.logsumexp(terms) if rate < 1 else (order * order - order) / (2 * sigma**2))
+            / (order - 1)
         )
-        best = min(best, divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1))
+        best = min(
+            best,
+            divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1),
+        )
     return best
 
 
@@ -65,7 +93,9 @@ def test_epsilon_is_that_of_dp_accounting_and_at_most_renyis(
 
 @pytest.mark.parametrize(("sigma", "rate"), [(0.5, 0.02), (1.0, 0.3), (3.0, 0.1), (1.0, 1.0)])
 @pytest.mark.parametrize("eps", [0.0, 0.1, 1.0])
-def test_delta_of_one_release_is_the_integral_over_outputs(sigma: float, rate: float, eps: float) -> None:
+def test_delta_of_one_release_is_the_integral_over_outputs(
+    sigma: float, rate: float, eps: float
+) -> None:
     exact = by_integration(sigma, rate, eps)
     mine = delta_of([Releases(sigma, 1, rate)], eps)
     assert exact * (1 - 1e-6) - 1e-9 <= mine <= exact * 1.01 + 1e-8
@@ -99,6 +129,11 @@ def test_the_multiplier_of_an_epsilon_gives_it() -> None:
 def test_the_curve_is_what_it_is_known_to_be_at_its_ends() -> None:
     """At ε = 0 it is the total variation of two normals."""
     assert gaussian_delta(1.0, 0) == pytest.approx(math.erf(0.5 / math.sqrt(2)))
-    assert epsilon([], DELTA) == epsilon([Releases(1.0, 0)], DELTA) == epsilon([Releases(1e6)], DELTA) == 0
+    assert (
+        epsilon([], DELTA)
+        == epsilon([Releases(1.0, 0)], DELTA)
+        == epsilon([Releases(1e6)], DELTA)
+        == 0
+    )
     assert 500_000 < epsilon([Releases(1e-3)], DELTA) < 510_000  # beyond the range of e^ε
     assert epsilon([Releases(0.04, 1, 0.1)], DELTA) <= epsilon([Releases(0.04)], DELTA) < math.inf

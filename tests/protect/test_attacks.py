@@ -9,22 +9,36 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.rng import stream
-from fedloom.protect.attacks import chance, completion, direct, known_rows, nearest, nearest_prototype, success
+from fedloom.protect.attacks import (
+    chance,
+    completion,
+    direct,
+    known_rows,
+    nearest,
+    nearest_prototype,
+    success,
+)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(stream(seed, "test").standard_normal(shape)).float()
 
 
-def mixture(distance: float, n: int = 400, classes: int = 4, d: int = 20, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Rows (n, d) around one corner for each class, so far from each other, and their classes (n,)."""
+def mixture(
+    distance: float, n: int = 400, classes: int = 4, d: int = 20, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Rows (n, d) around one corner for each class, so far from each other, and their
+    classes (n,).
+    """
     labels = torch.arange(n) % classes
     return distance * F.one_hot(labels, d) + normal(n, d, seed=seed), labels
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 30.0])
-def test_the_gradient_by_logits_is_below_zero_at_the_label_alone(classes: int, scale: float) -> None:
+def test_the_gradient_by_logits_is_below_zero_at_the_label_alone(
+    classes: int, scale: float
+) -> None:
     logits, labels = scale * normal(200, classes), torch.arange(200) % classes
     logits = logits.double().requires_grad_()
     F.cross_entropy(logits, labels).backward()
@@ -36,7 +50,8 @@ def test_the_gradient_by_logits_is_below_zero_at_the_label_alone(classes: int, s
 def test_nearest_on_separable_rows_needs_one_of_each_class() -> None:
     x, labels = mixture(30.0)
     known = known_rows(labels, 1, stream(0, "attack"))
-    lengths = torch.linspace(1e-30, 1e3, len(x), dtype=torch.float64)[:, None]  # gradients shrink as a network learns
+    # gradients shrink as a network learns
+    lengths = torch.linspace(1e-30, 1e3, len(x), dtype=torch.float64)[:, None]
     assert torch.equal(nearest(x * lengths, known, labels[known]), labels)
     assert torch.equal(nearest(-x, known, labels[known]), labels)
 
@@ -104,13 +119,18 @@ def test_labels_that_have_nothing_to_do_with_rows_are_not_found() -> None:
     found = [nearest(x, known, labels[known]), completion(x, known, labels[known], classes)]
     found += [nearest_prototype(x, normal(classes, 20)), direct(x[:, :classes])]
     for guesses in found:
-        assert success(guesses, labels, known) == pytest.approx(1 / classes, abs=4 * (0.16 / n) ** 0.5)
+        assert success(guesses, labels, known) == pytest.approx(
+            1 / classes, abs=4 * (0.16 / n) ** 0.5
+        )
 
 
 def test_known_rows_are_so_many_of_each_class_and_others_for_others() -> None:
     labels = torch.tensor([0] * 50 + [2] * 50 + [5] * 2)
     known = known_rows(labels, 3, stream(0, "attack", 1))
-    assert torch.bincount(labels[known]).tolist() == [3, 0, 3, 0, 0, 2] and len(set(known.tolist())) == 8
+    assert (
+        torch.bincount(labels[known]).tolist() == [3, 0, 3, 0, 0, 2]
+        and len(set(known.tolist())) == 8
+    )
     assert torch.equal(known, known_rows(labels, 3, stream(0, "attack", 1)))
     assert not torch.equal(known, known_rows(labels, 3, stream(0, "attack", 2)))
 
@@ -119,5 +139,6 @@ def test_success_and_chance_count_only_what_was_not_known() -> None:
     labels = torch.tensor([0, 0, 0, 1, 1, 2])
     known = torch.tensor([0, 3])
     assert success(torch.tensor([0, 0, 1, 1, 0, 2]), labels, known) == 0.5
-    assert success(torch.tensor([1, 0, 1, 0, 0, 2]), labels, known) == 0.5  # how known ones are guessed is no matter
+    # how known ones are guessed is no matter
+    assert success(torch.tensor([1, 0, 1, 0, 0, 2]), labels, known) == 0.5
     assert chance(labels, known) == 0.5

@@ -42,7 +42,7 @@ def there(x: Tensor, coding: Coding, k: int | None = None) -> Tensor:
     return decode(crossed, coding, x.shape[-1])
 
 
-# -- bytes ---------------------------------------------------------------------------------------------
+# -- bytes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [2, 10, 256, 257, 40_000])
@@ -50,7 +50,12 @@ def there(x: Tensor, coding: Coding, k: int | None = None) -> Tensor:
 def test_bytes_of_a_row_are_those_of_the_table(width: int, coding: Coding, k: int | None) -> None:
     most = min(k or 0, width)
     place = 1 if width <= 256 else 2 if width <= 32_768 else 4
-    table = {"float32": 4 * width, "float16": 2 * width, "int8": width + 4, "top-k": (2 + place) * most + 2}
+    table = {
+        "float32": 4 * width,
+        "float16": 2 * width,
+        "int8": width + 4,
+        "top-k": (2 + place) * most + 2,
+    }
     sent = encode(rows(width), coding, k)
     assert message.size(sent).payload == B * table[coding]
     message.check_like(sent, like(B, width, coding, k))
@@ -70,11 +75,13 @@ def test_a_message_of_another_coding_or_shape_does_not_fit() -> None:
             message.check_like(sent[eval_mode], like(B, 300, *eval_mode))
 
 
-# -- what is lost ----------------------------------------------------------------------------------------
+# -- what is lost ----------------------------------------------------------------------------------
 
 
 def test_float32_crosses_bit_for_bit() -> None:
-    x = torch.cat([rows(10), torch.tensor([[0.0, -0.0, 1e-45, -1e-38, LARGEST, -LARGEST, 1, -1, 3, 0.1]])])
+    x = torch.cat(
+        [rows(10), torch.tensor([[0.0, -0.0, 1e-45, -1e-38, LARGEST, -LARGEST, 1, -1, 3, 0.1]])]
+    )
     assert encode(x, "float32") is x
     assert torch.equal(decode(x, "float32", 10).view(torch.int32), x.view(torch.int32))
 
@@ -98,11 +105,16 @@ def test_equal_numbers_stay_equal(value: float) -> None:
     for coding, k in WAYS:
         if coding in ("float32", "int8") or abs(value) < 6e4:
             y = there(x, coding, k)
-            assert torch.equal(y, y[:, :1].expand_as(y)) and (y[0, 0] - value).abs() <= 1e-3 * abs(value) + 1e-38
+            assert (
+                torch.equal(y, y[:, :1].expand_as(y))
+                and (y[0, 0] - value).abs() <= 1e-3 * abs(value) + 1e-38
+            )
 
 
 @given(width=st.integers(2, 30), k=st.integers(1, 35), seed=seeds, scale=st.floats(0, 30))
-def test_softmax_of_top_k_gives_the_k_and_the_rest_their_shares(width: int, k: int, seed: int, scale: float) -> None:
+def test_softmax_of_top_k_gives_the_k_and_the_rest_their_shares(
+    width: int, k: int, seed: int, scale: float
+) -> None:
     x = rows(width, seed, scale)
     y = there(x, "top-k", k)
     before, after = x.double().log_softmax(-1), y.double().log_softmax(-1)
@@ -114,7 +126,9 @@ def test_softmax_of_top_k_gives_the_k_and_the_rest_their_shares(width: int, k: i
         shares = [p.masked_fill(~rest, -torch.inf).logsumexp(-1) for p in (before, after)]
         assert (shares[1] - shares[0]).abs().max() <= most
         flat = y.masked_fill(~rest, torch.nan)
-        assert torch.equal(flat.nan_to_num(-torch.inf).amax(-1), flat.nan_to_num(torch.inf).amin(-1))
+        assert torch.equal(
+            flat.nan_to_num(-torch.inf).amax(-1), flat.nan_to_num(torch.inf).amin(-1)
+        )
 
 
 @pytest.mark.parametrize("k", [1, 2, 9])
@@ -142,17 +156,24 @@ def test_parties_done_together_send_what_each_would_send(coding: Coding, k: int 
 
 @pytest.mark.parametrize("n", [2, 3, 10])
 @pytest.mark.parametrize("coding", ["float16", "int8"])
-def test_a_client_taken_out_of_a_rounded_mean_leaves_its_rounding_times_n_over_n_less_1(coding: Coding, n: int) -> None:
+def test_a_client_taken_out_of_a_rounded_mean_leaves_its_rounding_times_n_over_n_less_1(
+    coding: Coding, n: int
+) -> None:
     seen = torch.stack([there(rows(10, seed), coding) for seed in range(n)]).double()
     mean = seen.mean(0)
-    rounding = {"float16": mean.abs() * 2**-11, "int8": mean.abs().amax(-1, keepdim=True) / 254}[coding]
+    rounding = {"float16": mean.abs() * 2**-11, "int8": mean.abs().amax(-1, keepdim=True) / 254}[
+        coding
+    ]
     arrived = there(mean.float(), coding).double()
     for own in range(n):
         others = seen[[m for m in range(n) if m != own]].mean(0)
-        assert ((mean_of_others(seen[own], arrived, n) - others).abs() <= 1.001 * rounding * n / (n - 1) + 1e-5).all()
+        assert (
+            (mean_of_others(seen[own], arrived, n) - others).abs()
+            <= 1.001 * rounding * n / (n - 1) + 1e-5
+        ).all()
 
 
-# -- senders who mean no good ----------------------------------------------------------------------------
+# -- senders who mean no good ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -161,7 +182,8 @@ def test_what_is_not_finite_is_refused(bad: float, coding: Coding, k: int | None
     x = rows(10)
     x[2, 3] = bad
     sent = encode(x, coding, k)
-    lost = coding == "top-k" and k != 50 and bad == -torch.inf  # a place that never wins: it has no share
+    # a place that never wins: it has no share
+    lost = coding == "top-k" and k != 50 and bad == -torch.inf
     failure = reply_problem(sent, like(B, 10, coding, k))
     assert lost or (failure is not None and failure.reason == "not finite")
 
@@ -180,8 +202,16 @@ HUGE = torch.finfo(torch.float32).max
 MEAN: list[tuple[Coding, int | None, Any]] = [
     ("float32", None, torch.full((B, 10), HUGE)),
     ("float16", None, torch.full((B, 10), 65_504.0).half()),
-    ("int8", None, {"steps": torch.full((B, 10), -128, dtype=torch.int8), "scale": torch.full((B,), -HUGE)}),
-    ("int8", None, {"steps": torch.full((B, 10), 127, dtype=torch.int8), "scale": torch.full((B,), HUGE)}),
+    (
+        "int8",
+        None,
+        {"steps": torch.full((B, 10), -128, dtype=torch.int8), "scale": torch.full((B,), -HUGE)},
+    ),
+    (
+        "int8",
+        None,
+        {"steps": torch.full((B, 10), 127, dtype=torch.int8), "scale": torch.full((B,), HUGE)},
+    ),
     (
         "top-k",
         3,
@@ -196,7 +226,8 @@ MEAN: list[tuple[Coding, int | None, Any]] = [
 
 @pytest.mark.parametrize(("coding", "k", "sent"), MEAN)
 def test_no_finite_message_makes_a_mean_infinite(coding: Coding, k: int | None, sent: Any) -> None:
-    assert reply_problem(sent, like(B, 10, coding, k)) is None  # it is a message, so it must be harmless
+    # it is a message, so it must be harmless
+    assert reply_problem(sent, like(B, 10, coding, k)) is None
     evil = decode(sent, coding, 10)
     assert evil.isfinite().all() and evil.abs().max() <= LARGEST
     for n in (2, 10, 1000):

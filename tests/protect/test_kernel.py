@@ -1,4 +1,6 @@
-"""Mean embeddings: the kernel that they stand for, their sensitivity, and the noise that an ε needs."""
+"""Mean embeddings: the kernel that they stand for, their sensitivity, and the noise that an ε
+needs.
+"""
 
 import numpy as np
 import pytest
@@ -23,9 +25,12 @@ def omega(seed: int = 0, inputs: int = 3) -> torch.Tensor:
 def test_features_have_length_1_and_approximate_a_gaussian_kernel() -> None:
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     phi = features(x, omega())
-    assert phi.shape == (40, SIZE) and torch.allclose(phi.norm(dim=1), torch.ones(40, dtype=torch.float64))
+    assert phi.shape == (40, SIZE) and torch.allclose(
+        phi.norm(dim=1), torch.ones(40, dtype=torch.float64)
+    )
     exact = torch.exp(-torch.cdist(x, x).square() / (2 * WIDTH**2))
-    assert (phi @ phi.T - exact).abs().max() < 5 / SIZE**0.5  # the largest of 1,600 errors of size 1 / sqrt(D)
+    # the largest of 1,600 errors of size 1 / sqrt(D)
+    assert (phi @ phi.T - exact).abs().max() < 5 / SIZE**0.5
     assert (phi @ phi.T - exact).abs().mean() < 1 / SIZE**0.5
 
 
@@ -44,12 +49,17 @@ def test_a_replaced_row_moves_the_mean_by_at_most_2_over_n(n: int) -> None:
 def test_noise_of_scores_does_not_depend_on_the_size() -> None:
     phi = features(torch.zeros(1, 3, dtype=torch.float64), omega())[0]
     clean = torch.zeros(SIZE, dtype=torch.float64)
-    scores = [float(private_mean(clean, 50, 2.0, Draws(np.random.default_rng(seed))) @ phi) for seed in range(1000)]
+    scores = [
+        float(private_mean(clean, 50, 2.0, Draws(np.random.default_rng(seed))) @ phi)
+        for seed in range(1000)
+    ]
     assert np.std(scores) == pytest.approx(2 * 2.0 / 50, rel=0.1)
     assert abs(np.mean(scores)) < 4 * 2 * 2.0 / 50 / 1000**0.5
 
 
-@pytest.mark.parametrize(("multiplier", "epsilon"), [(0.5, 9.9973), (1, 4.3772), (2, 1.9931), (4, 0.9263)])
+@pytest.mark.parametrize(
+    ("multiplier", "epsilon"), [(0.5, 9.9973), (1, 4.3772), (2, 1.9931), (4, 0.9263)]
+)
 def test_the_multiplier_is_exact(multiplier: float, epsilon: float) -> None:
     """Against the numbers of dp-accounting's privacy loss distribution at δ = 1e-5."""
     assert noise_for(epsilon, 1e-5) == pytest.approx(multiplier, rel=2e-4)

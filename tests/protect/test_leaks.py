@@ -65,7 +65,9 @@ def test_rows_that_models_memorized_are_told_apart() -> None:
 
 def test_models_that_saw_no_row_tell_nothing_of_membership() -> None:
     members, others = world()
-    weights = [torch.randn(5, K, generator=torch.Generator().manual_seed(i)).double() for i in range(N)]
+    weights = [
+        torch.randn(5, K, generator=torch.Generator().manual_seed(i)).double() for i in range(N)
+    ]
     models = [lambda x, w=w: (x.double() @ w).log_softmax(-1) for w in weights]
     found = leaks.membership("m", models, members, others)
     assert found.gain is not None and found.gain[0] < 0 < found.gain[1]
@@ -73,7 +75,9 @@ def test_models_that_saw_no_row_tell_nothing_of_membership() -> None:
 
 
 def test_the_class_shares_of_a_client_are_no_membership() -> None:
-    """A model that always says class 0 is right for a client of class 0 alone, of which nothing else is known."""
+    """A model that always says class 0 is right for a client of class 0 alone, of which nothing
+    else is known.
+    """
     members, others = world()
     alone = [(x[y == 0], y[y == 0]) for x, y in members]
     constant = torch.tensor([5.0, 0, 0, 0]).double().log_softmax(-1)

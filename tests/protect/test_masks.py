@@ -1,4 +1,6 @@
-"""Secure sums: masks cancel, whoever is lost; the coordinator's view says nothing more; who lies is refused."""
+"""Secure sums: masks cancel, whoever is lost; the coordinator's view says nothing more; who lies is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,13 @@ class Sum:
         self.colluders = colluders
         self.names = [f"node-{k:02}" for k in range(n)]
         self.signers = {name: Ed25519PrivateKey.generate() for name in self.names}
-        self.x = dict(zip(self.names, np.random.default_rng(seed).integers(0, 2**64, (n, D), np.uint64), strict=True))
+        self.x = dict(
+            zip(
+                self.names,
+                np.random.default_rng(seed).integers(0, 2**64, (n, D), np.uint64),
+                strict=True,
+            )
+        )
         self.members = {name: self.member(name) for name in self.names}
         self.listed: dict[str, Keys] = {}
         self.sealed: dict[str, dict[str, bytes]] = {}
@@ -47,7 +55,9 @@ class Sum:
         self.listed = {name: self.members[name].keys() for name in self.names if name not in lost}
 
     def shares(self, lost: Collection[str] = ()) -> None:
-        self.sealed = {name: self.members[name].shares(self.listed) for name in self.listed if name not in lost}
+        self.sealed = {
+            name: self.members[name].shares(self.listed) for name in self.listed if name not in lost
+        }
 
     def for_one(self, name: str) -> dict[str, bytes]:
         return {other: boxes[name] for other, boxes in self.sealed.items() if other != name}
@@ -60,10 +70,16 @@ class Sum:
         }
 
     def signatures(self, lost: Collection[str] = ()) -> dict[str, bytes]:
-        return {name: self.members[name].agree(self.masked) for name in self.masked if name not in lost}
+        return {
+            name: self.members[name].agree(self.masked) for name in self.masked if name not in lost
+        }
 
-    def opened(self, signatures: Mapping[str, bytes], lost: Collection[str] = ()) -> dict[str, dict[str, bytes]]:
-        return {name: self.members[name].open(signatures) for name in signatures if name not in lost}
+    def opened(
+        self, signatures: Mapping[str, bytes], lost: Collection[str] = ()
+    ) -> dict[str, dict[str, bytes]]:
+        return {
+            name: self.members[name].open(signatures) for name in signatures if name not in lost
+        }
 
     def total(self, opened: Mapping[str, Mapping[str, bytes]]) -> np.ndarray:
         return unmasked(self.listed, self.sealed, self.masked, opened, SUM, ASKED, self.colluders)
@@ -104,7 +120,9 @@ def test_who_is_lost_at_any_step_only_leaves_the_sum(step: str) -> None:
 
 
 def test_losses_at_several_steps() -> None:
-    found, plain = run(13, {"keys": ["node-01"], "shares": ["node-09"], "mask": ["node-04"], "open": ["node-00"]})
+    found, plain = run(
+        13, {"keys": ["node-01"], "shares": ["node-09"], "mask": ["node-04"], "open": ["node-00"]}
+    )
     assert np.array_equal(found, plain)
 
 
@@ -121,7 +139,9 @@ def test_below_the_threshold_there_is_no_sum(step: str) -> None:
 
 
 def test_what_arrives_is_uniform_whatever_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chi-square over bytes with fixed seeds, 255 degrees of freedom: mean 255, standard deviation 22.6."""
+    """Chi-square over bytes with fixed seeds, 255 degrees of freedom: mean 255, standard deviation
+    22.6.
+    """
     draw = np.random.default_rng(5)
     monkeypatch.setattr(secrets, "token_bytes", lambda n: draw.bytes(n))
 
@@ -139,20 +159,24 @@ def test_what_arrives_is_uniform_whatever_was_sent(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_late_vector_stays_sealed_after_the_others_gave_its_mask_key() -> None:
-    """The coordinator knows the pairwise masks of a lost party, and its vector arrives after all: b is unknown."""
+    """The coordinator knows the pairwise masks of a lost party, and its vector arrives after all: b
+    is unknown.
+    """
     s = Sum(4)
     s.keys(), s.shares(), s.mask()
     late = s.masked.pop("node-03")
     opened = s.opened(s.signatures())
     assert np.array_equal(s.total(opened), s.plain())
-    shares = {name: int.from_bytes(opened[name]["node-03"], "big") for name in opened}  # of the mask key, not of b
+    # of the mask key, not of b
+    shares = {name: int.from_bytes(opened[name]["node-03"], "big") for name in opened}
     weights = masks._lagrange([1, 2, 3])
     found = sum(w * share for w, share in zip(weights, shares.values(), strict=True)) % masks.PRIME
     member = s.members["node-03"]
     assert found == int.from_bytes(member._mask_key.private_bytes_raw(), "big")
     assert found != int.from_bytes(member._own, "big")
     known = sum(
-        keystream(masks._pair_seed(member._mask_key, s.listed[name].mask, SUM, ASKED), D) for name in s.masked
+        keystream(masks._pair_seed(member._mask_key, s.listed[name].mask, SUM, ASKED), D)
+        for name in s.masked
     )  # all that it can take off
     assert np.array_equal(late - s.x["node-03"] + known, keystream(member._own, D))
 
@@ -161,7 +185,9 @@ def test_a_coordinator_that_shows_two_sets_gets_neither() -> None:
     s = Sum(7)
     s.keys(), s.shares(), s.mask()
     with_it, without = s.names, s.names[:6]
-    told = {name: s.members[name].agree(with_it if name in s.names[4:] else without) for name in s.names}
+    told = {
+        name: s.members[name].agree(with_it if name in s.names[4:] else without) for name in s.names
+    }
     for name in s.names[:6]:
         theirs = with_it if name in s.names[4:] else without
         with pytest.raises(MessageError, match=r"too few members|has not signed this set"):
@@ -217,7 +243,9 @@ def test_shares_cannot_be_altered_or_moved() -> None:
     with pytest.raises(MessageError, match="altered"):
         s.members["node-00"].mask(s.x["node-00"], ASKED, {**boxes, "node-01": boxes["node-02"]})
     with pytest.raises(MessageError, match="altered"):
-        s.members["node-01"].mask(s.x["node-01"], ASKED, {**s.for_one("node-01"), "node-00": bytes(82)})
+        s.members["node-01"].mask(
+            s.x["node-01"], ASKED, {**s.for_one("node-01"), "node-00": bytes(82)}
+        )
 
 
 def test_shamir() -> None:
@@ -227,7 +255,8 @@ def test_shamir() -> None:
         weights = masks._lagrange(xs)
         value = sum(w * shares[x - 1] for w, x in zip(weights, xs, strict=True)) % masks.PRIME
         assert value.to_bytes(32, "big") == secret
-    assert all(pow(base, masks.PRIME - 1, masks.PRIME) == 1 for base in (2, 3, 5, 7, 11, 13))  # Fermat
+    # Fermat
+    assert all(pow(base, masks.PRIME - 1, masks.PRIME) == 1 for base in (2, 3, 5, 7, 11, 13))
 
 
 def test_the_keystream_is_rfc_8439s() -> None:
@@ -244,8 +273,11 @@ def test_a_sum_of_all_parties_has_no_shares_and_without_one_of_them_no_sum() -> 
     s.masked = {name: member.mask_all(s.x[name], ASKED) for name, member in s.members.items()}
     vectors = [*s.masked.values()]
     assert np.array_equal(np.stack(vectors).sum(0, dtype=np.uint64), s.plain())
-    rest, truth = np.stack(vectors[1:]).sum(0, dtype=np.uint64), np.stack([*s.x.values()][1:]).sum(0, dtype=np.uint64)
-    assert not (rest == truth).any() and not any((y == x).any() for y, x in zip(vectors, s.x.values(), strict=True))
+    rest = np.stack(vectors[1:]).sum(0, dtype=np.uint64)
+    truth = np.stack([*s.x.values()][1:]).sum(0, dtype=np.uint64)
+    assert not (rest == truth).any() and not any(
+        (y == x).any() for y, x in zip(vectors, s.x.values(), strict=True)
+    )
     for member in s.members.values():  # nothing is left to open
         with pytest.raises(MessageError, match="once each"):
             member.agree(s.masked)

@@ -1,4 +1,6 @@
-"""Noise and subsets for differential privacy: their distribution, where they come from, and an audit of the claim."""
+"""Noise and subsets for differential privacy: their distribution, where they come from, and an
+audit of the claim.
+"""
 
 from __future__ import annotations
 
@@ -69,15 +71,19 @@ def test_a_release_is_charged_where_there_is_a_budget() -> None:
     charge(party(), 1.0)
     seen: list[tuple[float, int, float]] = []
     charge(party(privacy_budget=lambda *of: seen.append(of), secret=1), 2.0, 3, 0.1)
-    charge(party(privacy_budget=lambda *of: seen.append(of)), 2.0)  # noise from the seed is no private release
+    # noise from the seed is no private release
+    charge(party(privacy_budget=lambda *of: seen.append(of)), 2.0)
     assert seen == [(2.0, 3, 0.1)]
 
 
 @pytest.mark.parametrize(("noise", "holds"), [(1.0, True), (0.25, False)])
 def test_an_attack_finds_no_more_than_epsilon_allows(noise: float, holds: bool) -> None:
-    """A lower bound of ε from 20,000 releases of two adjacent data sets: it exceeds 1 with a quarter of the noise."""
+    """A lower bound of ε from 20,000 releases of two adjacent data sets: it exceeds 1 with a
+    quarter of the noise.
+    """
     sigma, trials = noise_for(1.0, 1e-5) * noise, 20_000
-    releases = [torch.full((trials,), s, dtype=torch.float64) for s in (0.0, 1.0)]  # each number is a release
+    # each number is a release
+    releases = [torch.full((trials,), s, dtype=torch.float64) for s in (0.0, 1.0)]
     without, with_ = (Draws(None).blur(x, sigma, 1.0).numpy() for x in releases)
     bounds = []
     for threshold in (0.0, 1.0, 2 * sigma, 3 * sigma):

@@ -36,4 +36,7 @@ def test_noise_has_the_deviation_asked_for_and_repeats() -> None:
     within = np.abs(noise.numpy()) < 0.5
     assert within.mean() == pytest.approx(2 * normal(1.0) - 1, abs=0.01)
     assert torch.equal(noisy(x, 0.0, stream(1, "privacy", 3)), x)
-    assert noisy(torch.zeros((), dtype=torch.float64), 1.0, stream(1, "privacy", 3)).dtype == torch.float64
+    assert (
+        noisy(torch.zeros((), dtype=torch.float64), 1.0, stream(1, "privacy", 3)).dtype
+        == torch.float64
+    )

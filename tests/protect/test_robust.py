@@ -60,13 +60,19 @@ def test_f_liars_do_not_move_the_aggregate_far(rule: Rule, size: float) -> None:
     value = combine(x, rule, f=f, center=start)
     good = x[: n - f]
     if rule in ("median", "trimmed", "krum", "multikrum"):
-        assert bool(((value >= good.min(0).values - 1e-9) & (value <= good.max(0).values + 1e-9)).all())
+        assert bool(
+            ((value >= good.min(0).values - 1e-9) & (value <= good.max(0).values + 1e-9)).all()
+        )
     else:  # each liar moves a step by at most the radius, over n
         radius = float((x - start).norm(dim=1).median())
-        assert float((value - good.mean(0)).norm()) <= 3 * (f / n) * radius + float((good.mean(0) - start).norm())
+        assert float((value - good.mean(0)).norm()) <= 3 * (f / n) * radius + float(
+            (good.mean(0) - start).norm()
+        )
 
 
-@pytest.mark.parametrize(("rule", "liars"), [("median", 5), ("trimmed", 3), ("krum", 7), ("multikrum", 7)])
+@pytest.mark.parametrize(
+    ("rule", "liars"), [("median", 5), ("trimmed", 3), ("krum", 7), ("multikrum", 7)]
+)
 def test_more_liars_than_the_bound_own_the_aggregate(rule: Rule, liars: int) -> None:
     """The bound is the bound: beyond it colluding vectors drag the aggregate along."""
     x = torch.cat([honest(9 - liars), torch.full((liars, 6), 1e9, dtype=torch.float64)])
@@ -77,7 +83,9 @@ def test_more_liars_than_the_bound_own_the_aggregate(rule: Rule, liars: int) -> 
 def test_the_order_of_the_clients_does_not_matter(rule: Rule) -> None:
     x, start = honest(9), torch.zeros(6, dtype=torch.float64)
     shuffled = x[torch.tensor([3, 1, 8, 0, 5, 7, 2, 6, 4])]
-    assert torch.allclose(combine(x, rule, f=2, center=start), combine(shuffled, rule, f=2, center=start))
+    assert torch.allclose(
+        combine(x, rule, f=2, center=start), combine(shuffled, rule, f=2, center=start)
+    )
 
 
 @pytest.mark.parametrize("rule", ["clip", "krum", "multikrum", "centered"])
@@ -91,7 +99,9 @@ def test_rules_of_distances_commute_with_a_rotation(rule: Rule) -> None:
 def test_the_median_does_not_commute_with_a_rotation() -> None:
     x = honest(9)
     q = torch.linalg.qr(torch.tensor(np.random.default_rng(1).normal(size=(6, 6)))).Q
-    assert not torch.allclose(combine(x @ q, "median", center=x[0]), combine(x, "median", center=x[0]) @ q)
+    assert not torch.allclose(
+        combine(x @ q, "median", center=x[0]), combine(x, "median", center=x[0]) @ q
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -111,7 +121,9 @@ def test_equal_vectors_stay_as_they_are() -> None:
 
 def test_trees_are_taken_as_one_vector() -> None:
     """Krum judges a client by all of its weights: one wild tensor rules out the others too."""
-    trees = [{"w": torch.full((2, 2), float(i)), "b": torch.full((3,), float(i))} for i in (1, 2, 3, 4)]
+    trees = [
+        {"w": torch.full((2, 2), float(i)), "b": torch.full((3,), float(i))} for i in (1, 2, 3, 4)
+    ]
     trees.append({"w": torch.full((2, 2), 2.0), "b": torch.full((3,), 1e6)})
     start = {"w": torch.zeros(2, 2), "b": torch.zeros(3)}
     found = combine_trees(trees, "multikrum", f=1, center=start)
@@ -120,7 +132,8 @@ def test_trees_are_taken_as_one_vector() -> None:
 
 def test_trees_may_be_nested_and_keep_their_types() -> None:
     trees = [
-        {"a": {"w": torch.full((2,), float(i))}, "n": torch.full((), float(i), dtype=torch.float64)} for i in range(5)
+        {"a": {"w": torch.full((2,), float(i))}, "n": torch.full((), float(i), dtype=torch.float64)}
+        for i in range(5)
     ]
     found = combine_trees(trees, "median", f=1, center=trees[0])
     assert torch.equal(found["a"]["w"], torch.full((2,), 2.0)) and found["n"].dtype == torch.float64
@@ -132,7 +145,9 @@ def test_weights_of_the_receiver_are_kept_by_the_rules_of_distances() -> None:
         found = combine(LINE, rule, center=ZERO, radius=1.0, weights=weights)  # type: ignore[arg-type]
         assert found.item() == pytest.approx(expected)
     alike = torch.full((5,), 0.2, dtype=torch.float64)
-    assert torch.allclose(combine(LINE, "clip", center=ZERO, weights=alike), combine(LINE, "clip", center=ZERO))
+    assert torch.allclose(
+        combine(LINE, "clip", center=ZERO, weights=alike), combine(LINE, "clip", center=ZERO)
+    )
 
 
 def test_without_a_center_the_median_is_it() -> None:
@@ -147,7 +162,9 @@ def test_liars_do_not_move_answers_beyond_the_honest_ones(rule: Rule, lie: float
     """Two of nine clients' logits; their rows differ by constants, which mean nothing."""
     rng = np.random.default_rng(1)
     logits = torch.tensor(
-        rng.normal(size=(9, 6, 4)) * 0.1 + rng.normal(size=(9, 6, 1)) * 20 + np.eye(4)[rng.integers(4, size=6)] * 3
+        rng.normal(size=(9, 6, 4)) * 0.1
+        + rng.normal(size=(9, 6, 1)) * 20
+        + np.eye(4)[rng.integers(4, size=6)] * 3
     )
     logits = logits.float()
     truth = logits[2:].softmax(-1)
@@ -164,7 +181,9 @@ def test_probabilities_stay_probabilities(rule: Rule) -> None:
     p = torch.tensor(rng.dirichlet(np.ones(4) * 5, size=(9, 6)))
     p[:2] = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
     found = combine_probabilities(p, rule, f=2)
-    assert torch.allclose(found.sum(-1), torch.ones(6, dtype=torch.float64)) and bool((found >= 0).all())
+    assert torch.allclose(found.sum(-1), torch.ones(6, dtype=torch.float64)) and bool(
+        (found >= 0).all()
+    )
     if rule in ("median", "trimmed"):
         assert bool((found[:, 3] <= p[2:, :, 3].amax(0) * 1.3).all())
 
@@ -173,14 +192,19 @@ def test_where_no_label_has_a_majority_the_mean_is_left() -> None:
     labels = torch.eye(4)[torch.tensor([[0], [0], [1], [1], [2], [3]])]  # (6, 1, 4)
     found = combine_probabilities(labels, "median", f=1)
     assert torch.allclose(found, torch.tensor([[2.0, 2.0, 1.0, 1.0]]) / 6)
-    assert torch.equal(combine_probabilities(labels[:3], "median", f=1), torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+    assert torch.equal(
+        combine_probabilities(labels[:3], "median", f=1), torch.tensor([[1.0, 0.0, 0.0, 0.0]])
+    )
 
 
 def test_a_constant_in_a_row_of_logits_changes_nothing() -> None:
     x = torch.tensor(np.random.default_rng(3).normal(size=(7, 5, 4)))
     moved = x + torch.tensor(np.random.default_rng(4).normal(size=(7, 5, 1)))
     for rule in RULES:
-        assert torch.allclose(combine_logits(x, rule, f=1).softmax(-1), combine_logits(moved, rule, f=1).softmax(-1))
+        assert torch.allclose(
+            combine_logits(x, rule, f=1).softmax(-1), combine_logits(moved, rule, f=1).softmax(-1)
+        )
     assert not torch.allclose(
-        combine_values(x, "median", f=1).softmax(-1), combine_values(moved, "median", f=1).softmax(-1)
+        combine_values(x, "median", f=1).softmax(-1),
+        combine_values(moved, "median", f=1).softmax(-1),
     )

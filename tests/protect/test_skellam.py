@@ -1,4 +1,6 @@
-"""Skellam noise: the exact distribution, closed under sums, and an ε that its exact privacy loss stays below."""
+"""Skellam noise: the exact distribution, closed under sums, and an ε that its exact privacy loss
+stays below.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_sums_of_shares_are_skellam() -> None:
 
 @pytest.mark.parametrize(("sigma", "norm"), [(1.0, 8), (2.0, 20), (0.7, 64)])
 def test_epsilon_is_above_that_of_the_exact_privacy_loss(sigma: float, norm: int) -> None:
-    """One number: δ of Skellam noise of variance (σ Δ)² that is moved by Δ, summed over all integers."""
+    """One number: δ of Skellam noise of variance (σ Δ)² that is moved by Δ, summed over all
+    integers.
+    """
     half = math.ceil((sigma * norm) ** 2 / 2)
     claimed = epsilon([Releases(sigma, 1, 1.0, excess(sigma, norm, 1))], 1e-5)
     k = np.arange(-40 * int(sigma * norm) - norm, 40 * int(sigma * norm) + norm)

@@ -46,12 +46,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(folder: Path) -> Run:
-    """A run with values that are easy to compute with: an evaluation at the start and after 5, 10 and 15 iterations, of
-    which 5 make a round and take 2 seconds; 100, 200, 300 bytes sent."""
+    """A run with values that are easy to compute with: an evaluation at the start and after 5, 10
+    and 15 iterations, of which 5 make a round and take 2 seconds; 100, 200, 300 bytes sent.
+    """
     run = read_run(folder)
     at = [5, 10, 15]
 
-    def series(name: str, start: float, *rest: float) -> dict[tuple[str, str, str], tuple[list[int], list[float]]]:
+    def series(
+        name: str, start: float, *rest: float
+    ) -> dict[tuple[str, str, str], tuple[list[int], list[float]]]:
         return {(name, "", "start"): ([0], [start]), (name, "", "round"): (at, list(rest))}
 
     measured = {
@@ -87,7 +90,15 @@ def test_an_unfinished_run_is_summarized_as_a_finished_one(folder: Path, tmp_pat
     shutil.copytree(folder, tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     whole, part = read_run(folder).summary.content(), read_run(tmp_path / "run").summary.content()
-    measured = ("accuracy", "own_accuracy", "eval_modes", "bytes", "chance", "own_chance", "messages")
+    measured = (
+        "accuracy",
+        "own_accuracy",
+        "eval_modes",
+        "bytes",
+        "chance",
+        "own_chance",
+        "messages",
+    )
     assert {key: part[key] for key in measured} == {key: whole[key] for key in measured}
     assert whole["eval_modes"]
 
@@ -117,7 +128,9 @@ def test_an_unfinished_run_is_summarized_as_a_finished_one(folder: Path, tmp_pat
         ("best no such", None),
     ],
 )
-def test_what_follows_from_the_evaluations(written: Run, metric: str, expected: float | None) -> None:
+def test_what_follows_from_the_evaluations(
+    written: Run, metric: str, expected: float | None
+) -> None:
     assert number(written, metric) == (expected if expected is None else pytest.approx(expected))
 
 
@@ -133,13 +146,19 @@ def test_a_run_without_evaluation_modes_shows_its_own_accuracy(tmp_path: Path) -
     own = value(folder, "own accuracy")
     eval_modes = ("tuned", "1 step", "5 steps training")
     assert [value(folder, f"own accuracy {eval_mode}") for eval_mode in eval_modes] == [own] * 3
-    assert value(folder, "own accuracy std") not in (own, None) and value(folder, "own accuracy tunned") is None
+    assert (
+        value(folder, "own accuracy std") not in (own, None)
+        and value(folder, "own accuracy tunned") is None
+    )
 
 
 def test_scores_and_attacks_of_parties_with_columns(written: Run) -> None:
     kinds = {"prototypes": 0.6, "gradients nearest": 0.4, "completion": 0.9, "chance": 0.2}
     attacks = {name: {"mean": mean, "per_party": {}} for name, mean in kinds.items()}
-    values = written.summary.model_dump() | {"scores": {"auc": 0.9, "accuracy": 0.6}, "attacks": attacks}
+    values = written.summary.model_dump() | {
+        "scores": {"auc": 0.9, "accuracy": 0.6},
+        "attacks": attacks,
+    }
     run = replace(written, summary=type(written.summary)(**values))
     assert (number(run, "AUC"), number(run, "auc")) == (0.9, 0.9)
     assert (number(run, "attack completion"), number(run, "attack on messages")) == (0.9, 0.6)
@@ -158,10 +177,14 @@ def test_the_class_mix_of_vertical_parties(tmp_path: Path) -> None:
     """With two classes MID follows from the ratio r alone: 1 - H(r / (r + 1)) / ln 2."""
     columns = {"imbalance_ratio": [4.0, 1.5], "aligned": 50, "unaligned": 50}
     data, models = {"name": "breast_cancer", "clients": 2, "test_rows": 50}, {"pool": ["linear"]}
-    execute(RunConfig(method="active-only", rounds=0, data=data, models=models, columns=columns), tmp_path / "run")
+    execute(
+        RunConfig(method="active-only", rounds=0, data=data, models=models, columns=columns),
+        tmp_path / "run",
+    )
     mid, other = (1 + p * np.log2(p) + (1 - p) * np.log2(1 - p) for p in (0.8, 0.6))
     found = {
-        name: value(tmp_path / "run", name) for name in ("class ratio of client 0", "imbalance degree of client 0")
+        name: value(tmp_path / "run", name)
+        for name in ("class ratio of client 0", "imbalance degree of client 0")
     }
     assert [*found.values()] == pytest.approx([4.0, mid])
     assert value(tmp_path / "run", "imbalance degree") == pytest.approx((mid + other) / 2)
@@ -204,8 +227,16 @@ def test_of_which_metrics_less_is_better() -> None:
 
 
 def test_a_curve_of_bytes_is_one_of_the_accuracy() -> None:
-    curves = {"bytes": "accuracy", "best own accuracy": "own accuracy", "bytes until 60 %": "accuracy", "auc": "auc"}
-    curves |= {"rounds until 5 % auc": "auc", "first own accuracy of client 1": "own accuracy of client 1"}
+    curves = {
+        "bytes": "accuracy",
+        "best own accuracy": "own accuracy",
+        "bytes until 60 %": "accuracy",
+        "auc": "auc",
+    }
+    curves |= {
+        "rounds until 5 % auc": "auc",
+        "first own accuracy of client 1": "own accuracy of client 1",
+    }
     assert {text: str(RunMetric.parse(text).drawn) for text in curves} == curves
 
 
@@ -218,7 +249,10 @@ def test_a_curve_of_bytes_is_one_of_the_accuracy() -> None:
             "gain of own accuracy 1 step training",
             RunMetric(Metric("accuracy", "1 step", "training", own=True), "gain of"),
         ),
-        ("own accuracy tuned of client 1", RunMetric(Metric("accuracy", "tuned", own=True), client=1)),
+        (
+            "own accuracy tuned of client 1",
+            RunMetric(Metric("accuracy", "tuned", own=True), client=1),
+        ),
         ("attack gradients direct", RunMetric(Metric("attack", "gradients direct"))),
         ("seconds until best", RunMetric(GLOBAL, cost="seconds")),
         ("bytes until 62.5 % own accuracy", RunMetric(OWN, cost="bytes", level=0.625)),

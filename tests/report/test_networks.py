@@ -1,4 +1,6 @@
-"""What each kind of client reaches: in `comparison.json`, in the terminal, and in both kinds of report."""
+"""What each kind of client reaches: in `comparison.json`, in the terminal, and in both kinds of
+report.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,17 @@ def gains(
     runs: Sequence[dict[str, Any]], metric: str, baseline: Sequence[dict[str, Any]] = ()
 ) -> dict[str, dict[str, Any]]:
     group, against = ([RunSummary(**run) for run in some] for some in (runs, baseline))
-    return {name: found.model_dump() for name, found in network_means(group, parse(metric), against).items()}
+    return {
+        name: found.model_dump()
+        for name, found in network_means(group, parse(metric), against).items()
+    }
 
 
 def test_the_mean_over_the_clients_of_each_kind(tmp_path: Path) -> None:
-    runs = [content(mixed(tmp_path / f"{seed}", seed=seed, accuracy=(0.5, 0.8, 0.7 - seed / 10))) for seed in (0, 1)]
+    runs = [
+        content(mixed(tmp_path / f"{seed}", seed=seed, accuracy=(0.5, 0.8, 0.7 - seed / 10)))
+        for seed in (0, 1)
+    ]
     found = gains(runs, "accuracy")
     assert found == {
         "forest": {"clients": 4, "mean": pytest.approx((0.5 + 0.7 + 0.5 + 0.6) / 4), "gain": None},
@@ -63,22 +71,34 @@ def test_the_mean_over_the_clients_of_each_kind(tmp_path: Path) -> None:
 
 
 def test_gains_are_over_the_same_clients_of_the_same_seeds(tmp_path: Path) -> None:
-    accuracy = {("local", 0): (0.1, 0.3, 0.2), ("fedal", 0): (0.5, 0.2, 0.4), ("fedal", 1): (0.9, 0.9, 0.9)}
+    accuracy = {
+        ("local", 0): (0.1, 0.3, 0.2),
+        ("fedal", 0): (0.5, 0.2, 0.4),
+        ("fedal", 1): (0.9, 0.9, 0.9),
+    }
     runs = {
-        key: content(mixed(tmp_path / f"{key}", name=key[0], method=key[0], seed=key[1], accuracy=each))
+        key: content(
+            mixed(tmp_path / f"{key}", name=key[0], method=key[0], seed=key[1], accuracy=each)
+        )
         for key, each in accuracy.items()
     }
     local, *fedal = runs.values()
     found = gains(fedal, "accuracy", [local])
     assert found["forest"]["gain"] == pytest.approx((0.4 + 0.2) / 2)
-    assert found["mlp"]["gain"] == pytest.approx(-0.1) and found["mlp"]["mean"] == pytest.approx(0.55)
+    assert found["mlp"]["gain"] == pytest.approx(-0.1) and found["mlp"]["mean"] == pytest.approx(
+        0.55
+    )
     other = {**local, "architectures": ["mlp", "mlp", "forest"]}
-    assert gains(fedal, "accuracy", [other])["forest"]["gain"] == pytest.approx(0.2)  # client 2 alone is one in both
+    # client 2 alone is one in both
+    assert gains(fedal, "accuracy", [other])["forest"]["gain"] == pytest.approx(0.2)
 
 
 def test_the_method_compared_with_is_local_or_the_first(tmp_path: Path) -> None:
     def over(*names: str) -> tuple[str, list[float]]:
-        runs = [mixed(tmp_path / f"{len(names)}{n}", name=n, method=n, accuracy=(0.5, 0.5, 0.5)) for n in names]
+        runs = [
+            mixed(tmp_path / f"{len(names)}{n}", name=n, method=n, accuracy=(0.5, 0.5, 0.5))
+            for n in names
+        ]
         found = summarize("T", [RunResult(content(run), [], run) for run in runs])
         return found["gains_over"], [m["networks"]["mlp"]["gain"] for m in found["methods"]]
 
@@ -103,13 +123,21 @@ def test_the_terminal_shows_it_at_any_width(tmp_path: Path) -> None:
 
     lines = [line.split() for line in shown(100).splitlines()]
     assert ["model", "clients", "fedal", "local"] in lines
-    assert ["forest", "2", "60.0%", "(0.0)", "60.0%"] in lines and ["mlp", "1", "80.0%", "(+10.0)", "70.0%"] in lines
+    assert ["forest", "2", "60.0%", "(0.0)", "60.0%"] in lines and [
+        "mlp",
+        "1",
+        "80.0%",
+        "(+10.0)",
+        "70.0%",
+    ] in lines
     assert "in brackets: gain over local in points" in shown(100)
     assert {"forest", "mlp", "60.0%", "80.0%"} <= {*shown(25).split()}
 
 
 def test_reports_of_one_run_and_of_several_show_it(tmp_path: Path) -> None:
-    runs = [mixed(tmp_path / name, name=name, accuracy=(0.5, 0.8, 0.7)) for name in ("fedal", "local")]
+    runs = [
+        mixed(tmp_path / name, name=name, accuracy=(0.5, 0.8, 0.7)) for name in ("fedal", "local")
+    ]
     for text in (page(runs[:1], tmp_path / "one.html"), page(runs, tmp_path / "two.html")):
         assert "by the clients" in text and "<td" in text
         assert "forest" in text and "60.0" in text and "Model" in text

@@ -1,4 +1,6 @@
-"""The script of a report in a browser: tables are sorted and filtered, and figures show values under the pointer."""
+"""The script of a report in a browser: tables are sorted and filtered, and figures show values
+under the pointer.
+"""
 
 import re
 import shutil
@@ -10,8 +12,16 @@ import pytest
 from fedloom import report
 from tests.report.test_report import write_comparison
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+]
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on this machine")
 
 
@@ -19,9 +29,17 @@ def opened(text: str, folder: Path) -> str:
     """The document that a page becomes in a browser."""
     assert BROWSER is not None
     (folder / "opened.html").write_text(text, encoding="utf-8")
-    command = [BROWSER, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=2000", "--dump-dom"]
+    command = [
+        BROWSER,
+        *FLAGS,
+        f"--user-data-dir={folder / 'profile'}",
+        "--virtual-time-budget=2000",
+        "--dump-dom",
+    ]
     url = (folder / "opened.html").as_uri()
-    return subprocess.run([*command, url], capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(
+        [*command, url], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +58,11 @@ def acted(page: str, action: str, folder: Path) -> str:
 def names(dom: str) -> list[str]:
     """The methods in the first table that are shown, in order."""
     body = dom.partition("<tbody>")[2].partition("</tbody>")[0]
-    rows = [row for row in re.findall(r"<tr[^>]*>.*?</th>", body, re.S) if not row.startswith("<tr hidden")]
+    rows = [
+        row
+        for row in re.findall(r"<tr[^>]*>.*?</th>", body, re.S)
+        if not row.startswith("<tr hidden")
+    ]
     return [re.sub(r"<[^>]+>", "", row).strip() for row in rows]
 
 
@@ -61,7 +83,10 @@ def test_numbers_are_compared_with_their_units(page: str, tmp_path: Path) -> Non
     """1.5 MB is more than 20 kB, and 2 min more than 80 s."""
     table = "document.querySelectorAll('table')[0]"
     texts = ["20.0 kB", "1.50 MB", "\u2212"]
-    fill = "".join(f"{table}.tBodies[0].rows[{i}].cells[4].textContent = {text!r};" for i, text in enumerate(texts))
+    fill = "".join(
+        f"{table}.tBodies[0].rows[{i}].cells[4].textContent = {text!r};"
+        for i, text in enumerate(texts)
+    )
     click = f"{table}.tHead.rows[0].cells[4].firstChild.click();"
     assert names(acted(page, fill + click, tmp_path)) == ["local", "fedal", "fedmd"]
     fill = fill.replace("20.0 kB", "80.0 s").replace("1.50 MB", "2 min 1 s")
@@ -70,13 +95,17 @@ def test_numbers_are_compared_with_their_units(page: str, tmp_path: Path) -> Non
 
 def test_the_pointer_shows_the_values_of_a_figure(page: str, tmp_path: Path) -> None:
     move = (
-        "const svg = document.querySelector('svg[data-hover]'), box = svg.getBoundingClientRect();"
-        "svg.dispatchEvent(new PointerEvent('pointermove', {clientX: box.right - 30, clientY: box.top + 40}));"
+        "const svg = document.querySelector('svg[data-hover]'), box = "
+        "svg.getBoundingClientRect();svg.dispatchEvent(new PointerEvent('pointermove', {clientX: "
+        "box.right - 30, clientY: box.top + 40}));"
     )
     tip = re.search(r'<div class="tip"[^>]*>(.*?)</div></div>', acted(page, move, tmp_path), re.S)
     assert tip is not None
     text = re.sub(r"<[^>]+>", " ", tip[1]).replace("&nbsp;", " ").replace("\xa0", " ")
-    assert " ".join(text.split()) == "10 iterations of a client fedal: 55.0 % local: 37.5 % fedmd: 68.8 %"
+    assert (
+        " ".join(text.split())
+        == "10 iterations of a client fedal: 55.0 % local: 37.5 % fedmd: 68.8 %"
+    )
 
 
 def test_long_tables_have_a_filter(page: str, tmp_path: Path) -> None:
@@ -84,4 +113,6 @@ def test_long_tables_have_a_filter(page: str, tmp_path: Path) -> None:
     more = "".join(f"<tr><th scope=row>method {n}</th>{'<td></td>' * 8}</tr>" for n in range(10))
     long = page.replace("</tbody>", more + "</tbody>", 1)
     act = "const field = document.querySelector('input[type=search]'); field.value = 'method 3';"
-    assert names(acted(long, act + "field.dispatchEvent(new Event('input'));", tmp_path)) == ["method 3"]
+    assert names(acted(long, act + "field.dispatchEvent(new Event('input'));", tmp_path)) == [
+        "method 3"
+    ]

@@ -1,4 +1,6 @@
-"""A sweep: what is refused before any work, what is tried, in which order, and what the page says of it."""
+"""A sweep: what is refused before any work, what is tried, in which order, and what the page says
+of it.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,10 @@ GRID = 'over."params.lr" = [0.001, 0.05]\nover."params.tau" = [1, 3]\n'
             'search = "tpe"\nover."params.lr" = { low = -inf, high = 1 }',
             "params.lr.low: must be a finite number",
         ),
-        (GRID + "saerch = 'grid'", "sweep.saerch: there is no such setting. Did you mean 'search'?"),
+        (
+            GRID + "saerch = 'grid'",
+            "sweep.saerch: there is no such setting. Did you mean 'search'?",
+        ),
         (GRID + "trials = 3", "trials is valid for random and tpe only"),
         (GRID + "seeds = [1, 1]", "lists 1 twice"),
         (GRID + "confirm = [0]", "both list 0"),
@@ -109,12 +114,30 @@ GRID = 'over."params.lr" = [0.001, 0.05]\nover."params.tau" = [1, 3]\n'
         ("", "sweep.over: must be set"),
         ('over."params.lr" = []', "params.lr has no values"),
         ('over."params.lr" = [0.1, 0.1]', "lists a value twice"),
-        ('over."params.lr" = 0.1', "params.lr: must be a list or an interval, such as [0.1], not 0.1"),
-        ('over."params.lr" = { low = 0.1, high = 1.0 }', "params.lr is an interval, but a grid needs a list"),
-        ('search = "tpe"\nover."params.lr" = { low = 1, high = 0.1 }', "params.lr: low must be less than high"),
-        ('search = "tpe"\nover."params.lr" = { low = 0, high = 1, log = true }', "low must be above 0"),
-        ('search = "tpe"\nover."params.lr" = { low = 0.1, hihg = 1 }', "hihg: there is no such setting"),
-        ('search = "tpe"\nover."params.tau" = { low = 1, high = 9 }', "params.tau = 3.96: params.tau:"),
+        (
+            'over."params.lr" = 0.1',
+            "params.lr: must be a list or an interval, such as [0.1], not 0.1",
+        ),
+        (
+            'over."params.lr" = { low = 0.1, high = 1.0 }',
+            "params.lr is an interval, but a grid needs a list",
+        ),
+        (
+            'search = "tpe"\nover."params.lr" = { low = 1, high = 0.1 }',
+            "params.lr: low must be less than high",
+        ),
+        (
+            'search = "tpe"\nover."params.lr" = { low = 0, high = 1, log = true }',
+            "low must be above 0",
+        ),
+        (
+            'search = "tpe"\nover."params.lr" = { low = 0.1, hihg = 1 }',
+            "hihg: there is no such setting",
+        ),
+        (
+            'search = "tpe"\nover."params.tau" = { low = 1, high = 9 }',
+            "params.tau = 3.96: params.tau:",
+        ),
         ("over.seed = [1, 2]", "over cannot vary seed"),
         ('over."data.validation" = [0.1, 0.2]', "set validation in [sweep]"),
         (GRID + "validation = 1.0", "validation: must be less than 1"),
@@ -128,11 +151,18 @@ def test_what_is_wrong_is_reported(asked: Callable[..., Sweep], text: str, said:
     assert said in str(error.value)
 
 
-def test_values_that_make_no_run_are_all_reported_by_as_little_as_names_them(asked: Callable[..., Sweep]) -> None:
+def test_values_that_make_no_run_are_all_reported_by_as_little_as_names_them(
+    asked: Callable[..., Sweep],
+) -> None:
     with pytest.raises(ConfigError) as error:
-        asked('over."params.tau" = [0, 1]\nover."params.lr" = [0.1, -1]\nover."params.batch_size" = [8, 16]')
+        asked(
+            'over."params.tau" = [0, 1]\nover."params.lr" = [0.1, -1]\nover."params.batch_size" '
+            "= [8, 16]"
+        )
     one, two = str(error.value).splitlines()
-    assert one.startswith("params.tau = 0: params.tau:") and two.startswith("params.lr = -1: params.lr:")
+    assert one.startswith("params.tau = 0: params.tau:") and two.startswith(
+        "params.lr = -1: params.lr:"
+    )
     with pytest.raises(ConfigError) as error:
         asked('over."params.coding" = ["top-k", "float32"]\nover."params.top_k" = ["none", 3]')
     starts = [line.partition(": ")[0] for line in str(error.value).splitlines()]
@@ -155,17 +185,29 @@ def test_a_missing_extra_is_reported_before_any_work(
     asked: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedloom.sweep.config.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"tpe needs Optuna. Install it: pip install -e '.\[sweep\]'"):
+    with pytest.raises(
+        ConfigError, match=r"tpe needs Optuna. Install it: pip install -e '.\[sweep\]'"
+    ):
         asked(GRID, "sweep.search=tpe")
 
 
 def test_tables_within_tables_are_dotted_keys(asked: Callable[..., Sweep]) -> None:
-    text = "[sweep.over.params]\nlr = [0.001, 0.1]\ntau = [1, 3]\n[sweep.over.data.options]\nalpha = [0.1, 1.0]"
+    text = (
+        "[sweep.over.params]\nlr = [0.001, 0.1]\ntau = [1, 3]\n[sweep.over.data.options]\nalpha "
+        "= [0.1, 1.0]"
+    )
     sweep = asked(text)
     assert sweep.config.keys == ["params.lr", "params.tau", "data.options.alpha"]
-    assert sweep.config.trials_of(sweep.config.over[0]) == 8 and sweep.moves_data == ["data.options.alpha"]
+    assert sweep.config.trials_of(sweep.config.over[0]) == 8 and sweep.moves_data == [
+        "data.options.alpha"
+    ]
     run = sweep.run({"params.lr": 0.1, "data.options.alpha": 1.0}, 5)
-    assert (run.params["lr"], run.data.options["alpha"], run.data.clients, run.seed) == (0.1, 1.0, 2, 5)
+    assert (run.params["lr"], run.data.options["alpha"], run.data.clients, run.seed) == (
+        0.1,
+        1.0,
+        2,
+        5,
+    )
     assert nested({"a.b": 1, "a.c": 2, "d": 3}) == {"a": {"b": 1, "c": 2}, "d": 3}
 
 
@@ -189,7 +231,9 @@ def test_without_validation_rows_settings_are_compared_on_the_test_rows(
     for trial in (found.own, *found.trials):
         (folder,) = trial.folders.values()
         assert json.loads((folder / "result.json").read_text())["validation"] == 0
-    assert "on the same test rows and seeds" in page.warning(found) and "by accuracy, mean" in page.lead(found)
+    assert "on the same test rows and seeds" in page.warning(
+        found
+    ) and "by accuracy, mean" in page.lead(found)
 
 
 def test_overrides_and_seeds(asked: Callable[..., Sweep]) -> None:
@@ -199,10 +243,15 @@ def test_overrides_and_seeds(asked: Callable[..., Sweep]) -> None:
     assert asked(GRID, "sweep.metric=bytes up").config.unit.name == "MB"
     with pytest.raises(ConfigError, match=r"set validation in \[sweep\]"):
         asked(GRID, "data.validation=0.1")
-    assert asked(GRID, "sweep.metric=log loss").config.less and asked(GRID, "sweep.metric=bytes up").config.less
+    assert (
+        asked(GRID, "sweep.metric=log loss").config.less
+        and asked(GRID, "sweep.metric=bytes up").config.less
+    )
 
 
-def course(sweep: Sweep, value: Callable[[SettingValues], float], stage: int = 0) -> list[list[SettingValues]]:
+def course(
+    sweep: Sweep, value: Callable[[SettingValues], float], stage: int = 0
+) -> list[list[SettingValues]]:
     """What is proposed, batch by batch, where settings have these values."""
     search, found = proposals(sweep.config, stage), []
     batch = next(search)
@@ -244,7 +293,9 @@ def test_tpe_draws_the_same_again_and_learns(asked: Callable[..., Sweep]) -> Non
 def test_random_draws_do_not_depend_on_values(asked: Callable[..., Sweep]) -> None:
     pytest.importorskip("optuna")
     signed = lambda sign, settings: sign * settings["params.lr"]
-    one, two = (course(asked(TPE, "sweep.search=random"), partial(signed, sign)) for sign in (1, -1))
+    one, two = (
+        course(asked(TPE, "sweep.search=random"), partial(signed, sign)) for sign in (1, -1)
+    )
     assert one == two and [len(batch) for batch in one] == [40]
 
 
@@ -252,7 +303,8 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
     asked: Callable[..., Sweep], here: list[str], tmp_path: Path
 ) -> None:
     text = (
-        'seeds = [0, 1]\nconfirm = [7]\nover = [{ "params.lr" = [0.0001, 0.05] }, { "params.batch_size" = [16, 32] }]'
+        'seeds = [0, 1]\nconfirm = [7]\nover = [{ "params.lr" = [0.0001, 0.05] }, { '
+        '"params.batch_size" = [16, 32] }]'
     )
     sweep, out = asked(text), tmp_path / "out"
     stopped = run_sweep(sweep, out, stop=lambda: len(here) >= 4)
@@ -260,7 +312,8 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
     page.write(stopped, out)
     assert "Repeat the command to continue" in (out / "table.md").read_text()
     found = run_sweep(sweep, out)
-    assert not found.stopped and len(here) == len(set(here)) == 2 + 4 + 2 + 2  # batch size 32 is the file's own
+    # batch size 32 is the file's own
+    assert not found.stopped and len(here) == len(set(here)) == 2 + 4 + 2 + 2
     assert [t.setting for t in found.trials] == [
         {"params.lr": 0.0001},
         {"params.lr": 0.05},
@@ -270,11 +323,17 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
     best = found.ranked[0]
     assert best.setting["params.lr"] == 0.05 and len(found.ranked) == 4
     by_hand = [value_of(read_run(folder), RunMetric(GLOBAL)) for folder in best.folders.values()]
-    assert best.mean == pytest.approx(sum(by_hand) / 2) and best.mean == max(t.mean for t in found.trials)
+    assert best.mean == pytest.approx(sum(by_hand) / 2) and best.mean == max(
+        t.mean for t in found.trials
+    )
     assert found.confirmed is not None and [*found.confirmed[0].values] == [7]
 
     def tested_on(trials: Sequence[Trial]) -> set[tuple[float, str]]:
-        results = [json.loads((at / "result.json").read_text()) for t in trials for at in t.folders.values()]
+        results = [
+            json.loads((at / "result.json").read_text())
+            for t in trials
+            for at in t.folders.values()
+        ]
         return {(result["validation"], result["test_sha256"]) for result in results}
 
     searched, confirmed = tested_on([found.own, *found.trials]), tested_on(found.confirmed)
@@ -284,8 +343,14 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
     page.write(found, out)
     text = (out / "table.md").read_text()
     assert "same test rows" not in text
-    assert "by accuracy on validation rows" in text and "on the same validation rows and seeds" in text
-    assert "optimistic" in text and "which the search did not see" in text and "Report the values" in text
+    assert (
+        "by accuracy on validation rows" in text and "on the same validation rows and seeds" in text
+    )
+    assert (
+        "optimistic" in text
+        and "which the search did not see" in text
+        and "Report the values" in text
+    )
     html = (out / "index.html").read_text()
     assert "How fast?" in html and html.count("<figure") == 2
     rows = [*csv.DictReader((out / "trials.csv").read_text().splitlines())]
@@ -296,7 +361,9 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
     first, own = found.confirmed
     assert pair.mean == pytest.approx(first.mean - own.mean) and pair.ends is None
     again = read_run_file(str(out / "best.toml")).run
-    assert again.params["lr"] == 0.05 and tomllib.loads((out / "best.toml").read_text())["seed"] == 0
+    assert (
+        again.params["lr"] == 0.05 and tomllib.loads((out / "best.toml").read_text())["seed"] == 0
+    )
 
     for trial in (best, *found.confirmed):
         for folder in trial.folders.values():  # as of a data set with test rows of its own
@@ -309,7 +376,9 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
 def test_a_metric_that_no_run_has_and_runs_that_fail(
     asked: Callable[..., Sweep], here: list[str], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"runs have no metric 'acuracy'. Valid metrics are .*accuracy"):
+    with pytest.raises(
+        ConfigError, match=r"runs have no metric 'acuracy'. Valid metrics are .*accuracy"
+    ):
         run_sweep(asked(GRID + "metric = 'acuracy'"), tmp_path / "a")
     sweep = asked('over.method = ["local", "fedmd"]')
     found = run_sweep(sweep, tmp_path / "b")
@@ -345,11 +414,17 @@ def made(sweep: Sweep, folder: Path, values: Sequence[float]) -> SweepResults:
         for n, (setting, value) in enumerate(zip(batch, values, strict=False), 1)
     ]
     own = Trial(0, 0, {}, {0: folder / "runs" / "0"}, {0: values[-1]})
-    ended = {at: Ended(Job(sweep.own(), at), "finished") for t in (own, *trials) for at in t.folders.values()}
+    ended = {
+        at: Ended(Job(sweep.own(), at), "finished")
+        for t in (own, *trials)
+        for at in t.folders.values()
+    }
     return SweepResults(sweep, own, trials, ended=ended)
 
 
-def test_a_loss_is_less_and_has_no_percent_in_words_and_figures(asked: Callable[..., Sweep], tmp_path: Path) -> None:
+def test_a_loss_is_less_and_has_no_percent_in_words_and_figures(
+    asked: Callable[..., Sweep], tmp_path: Path
+) -> None:
     found = made(asked(GRID, "sweep.metric=loss mean"), tmp_path, [0.25, 0.5, 1.5, 0.75, 2.0])
     assert found.ranked[0].number == 1 and found.sweep.config.unit.name == ""
     assert page.worth(found, found.ranked[0]) == "0.250"
@@ -361,27 +436,41 @@ def test_a_loss_is_less_and_has_no_percent_in_words_and_figures(asked: Callable[
     assert "best with 0.001 50.0" in pictures(more)[0].figures[0].svg
 
 
-def test_a_page_of_another_sweep_in_the_folder_is_gone(asked: Callable[..., Sweep], tmp_path: Path) -> None:
+def test_a_page_of_another_sweep_in_the_folder_is_gone(
+    asked: Callable[..., Sweep], tmp_path: Path
+) -> None:
     out = tmp_path / "my sweeps" / "x"
     found = made(asked(GRID), out, [0.25, 0.5, 0.5, 0.75, 0.1])
     page.write(found, out)
-    assert f"    fedloom run '{out}/best.toml'\n" in (out / "table.md").read_text() and (out / "best.toml").is_file()
+    assert (
+        f"    fedloom run '{out}/best.toml'\n" in (out / "table.md").read_text()
+        and (out / "best.toml").is_file()
+    )
     with (out / "table.md").open() as text, (out / "index.html").open() as html:
         page.write(made(asked(GRID), out, [math.nan] * 5), out)
-        assert "No setting" not in text.read() and "No setting" not in html.read()  # who reads has it whole
-    assert "No setting is finished" in (out / "table.md").read_text() and not (out / "best.toml").exists()
+        # who reads has it whole
+        assert "No setting" not in text.read() and "No setting" not in html.read()
+    assert (
+        "No setting is finished" in (out / "table.md").read_text()
+        and not (out / "best.toml").exists()
+    )
 
 
 def test_what_people_call_things_is_no_markup(
     asked: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "RUN", RUN.replace("How fast?", "<script>alert(1)</script> *now*"))
+    monkeypatch.setattr(
+        sys.modules[__name__], "RUN", RUN.replace("How fast?", "<script>alert(1)</script> *now*")
+    )
     out = tmp_path / "x"
     page.write(made(asked(GRID, "sweep.metric=a <b>|c"), out, [0.25, 0.5, 0.5, 0.75, 0.1]), out)
     text = (out / "table.md").read_text()
     assert text.startswith("# \\<script\\>alert(1)\\</script\\> \\*now\\*\n")
     assert not re.search(r"(?<!\\)[<*]", text) and re.search(r"(?<!\\)\|c", text) is None
-    assert "\n| Setting | params.lr | params.tau | A \\<b\\>\\|c | Seed 0 |\n| --- | --- | --- | --: |" in text
+    assert (
+        "\n| Setting | params.lr | params.tau | A \\<b\\>\\|c | Seed 0 |\n| --- | --- | --- | --: |"
+        in text
+    )
 
 
 def test_two_who_write_one_file_take_turns(tmp_path: Path) -> None:
@@ -405,7 +494,11 @@ def test_two_who_write_one_file_take_turns(tmp_path: Path) -> None:
     [
         ([("kept", ""), ("finished", "")], "", 0),
         ([("failed", "x"), ("finished", "")], "", 1),
-        ([("failed", "x"), ("left", "another process is at it")], "Some runs are in progress in another process", 1),
+        (
+            [("failed", "x"), ("left", "another process is at it")],
+            "Some runs are in progress in another process",
+            1,
+        ),
         ([("left", ""), ("left", "another process is at it")], "Stopped. Repeat the command", 130),
         ([("stopped", "after round 3"), ("finished", "")], "Stopped. Repeat the command", 130),
     ],
@@ -429,20 +522,32 @@ def test_the_files_own_setting_competes_and_what_is_not_finite_never_wins(
 ) -> None:
     sweep = asked(GRID, f"sweep.better={better}")
     own, *trials = (
-        Trial(n, 0, {"params.tau": n} if n else {}, {0: tmp_path / str(n)}, {0: value} if value == value else {})
+        Trial(
+            n,
+            0,
+            {"params.tau": n} if n else {},
+            {0: tmp_path / str(n)},
+            {0: value} if value == value else {},
+        )
         for n, value in values.items()
     )
     found = SweepResults(sweep, own, trials)
     assert found.ranked[0].number == best and all(math.isfinite(t.mean) for t in found.ranked)
-    assert ("that is the file's own setting, and none that was tried is better" in page.lead(found)) == (best == 0)
+    assert (
+        "that is the file's own setting, and none that was tried is better" in page.lead(found)
+    ) == (best == 0)
     pairs = [(pair.first, pair.other) for pair in page.pairs(found)]
     assert len(pairs) == len({*pairs})
 
 
-def test_how_far_the_whole_is(asked: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_how_far_the_whole_is(
+    asked: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     told: list[Standing] = []
 
-    def run_all(jobs: Sequence[Job], *, progress: Callable[[Standing], None], **_: Any) -> list[Ended]:
+    def run_all(
+        jobs: Sequence[Job], *, progress: Callable[[Standing], None], **_: Any
+    ) -> list[Ended]:
         for i, job in enumerate(jobs, 1):
             execute(job.run, job.folder)
             progress(Standing(len(jobs), i, 0, 0, left=1.0))
@@ -450,10 +555,16 @@ def test_how_far_the_whole_is(asked: Callable[..., Sweep], monkeypatch: pytest.M
 
     monkeypatch.setattr("fedloom.sweep.run.run_all", run_all)
     run_sweep(asked('over."params.batch_size" = [8, 16]'), tmp_path / "out", progress=told.append)
-    assert [(one.done, one.of, one.left) for one in told] == [(1, 3, None), (2, 3, 1.0), (3, 3, 1.0)]
+    assert [(one.done, one.of, one.left) for one in told] == [
+        (1, 3, None),
+        (2, 3, 1.0),
+        (3, 3, 1.0),
+    ]
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In processes of the pool, as a user would have it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -473,11 +584,14 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     # 0.001 is FedAL's own rate: one run serves both
     assert len([*(tmp_path / "sweeps" / "mine" / "runs").iterdir()]) == 2
     assert "finished" not in call("--plan")  # nothing is left
-    assert "1 finished; left at most" in call("--plan", "-s", "sweep.over={'params.tau' = [3]}")  # the file's own
+    # the file's own
+    assert "1 finished; left at most" in call("--plan", "-s", "sweep.over={'params.tau' = [3]}")
     assert "0 finished; left at most" in call("--plan", "-s", "rounds=2")
     run = next((tmp_path / "sweeps" / "mine" / "runs").iterdir())
     (run / "result.json").unlink()
     with (run / ".lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         text = call("--workers", "1", code=1)
-    assert text.endswith("Some runs are in progress in another process. Repeat the command for the rest.\n")
+    assert text.endswith(
+        "Some runs are in progress in another process. Repeat the command for the rest.\n"
+    )

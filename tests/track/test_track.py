@@ -1,4 +1,6 @@
-"""What trackers get of a run: each round once, whatever happens between, and no number of the run moves."""
+"""What trackers get of a run: each round once, whatever happens between, and no number of the run
+moves.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,12 @@ from fedloom.report.track.send import Sender, follow, info, rounds, send, sent_s
 from fedloom.report.track.trackers import TRACKERS, RunInfo, check
 
 RUN = RunConfig(
-    method="fedal", rounds=4, data={"clients": 2}, models={"pool": ("linear",)}, evaluate={"points": 2}
-)  # fmt: skip
+    method="fedal",
+    rounds=4,
+    data={"clients": 2},
+    models={"pool": ("linear",)},
+    evaluate={"points": 2},
+)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +108,9 @@ def test_a_run_that_was_stopped_continues_in_the_same_place_without_doubled_step
     assert send(folder, "tensorboard") == 2
     assert steps(noted.log) == [0, 1, 2, 3, 4]
     assert [entry for entry in noted.log if entry[0] == "begin"][1] == ("begin", "fedal", "abc", 2)
-    one, two = (json.loads((each / "result.json").read_text())["state_sha256"] for each in (folder, done))
+    one, two = (
+        json.loads((each / "result.json").read_text())["state_sha256"] for each in (folder, done)
+    )
     assert one == two
 
 
@@ -134,7 +142,10 @@ def test_what_was_sent_before_a_failure_is_not_sent_again(
             raise OSError("no answer of https://me:secret@there.org/a@b")
         self.log.append(("log_metrics", step, values))
 
-    with monkeypatch.context() as broken, pytest.raises(EngineError, match=r"of https://there\.org/a@b"):
+    with (
+        monkeypatch.context() as broken,
+        pytest.raises(EngineError, match=r"of https://there\.org/a@b"),
+    ):
         broken.setattr(Noted, "log_metrics", log_metrics)
         send(folder, "tensorboard")
     assert sent_so_far(folder, "tensorboard").round == 1
@@ -196,7 +207,9 @@ def test_what_follows_sees_a_run_that_begins_later(folder: Path, noted: type[Not
     assert steps(noted.log) == [0, 1, 2, 3, 4]
 
 
-def test_what_is_wrong_is_reported_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_wrong_is_reported_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"unknown tracker 'wanddb'\. Did you mean 'wandb'\?"):
         check(["wanddb"])
     (tmp_path / "wandb").mkdir()  # as W&B itself makes one: no package
@@ -204,7 +217,10 @@ def test_what_is_wrong_is_reported_before_any_work(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match="wandb is not installed"):
         check(["wandb"])
     monkeypatch.setattr("fedloom.report.track.trackers.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"mlflow is not installed. Install its extra: pip install -e '.\[mlflow\]'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"mlflow is not installed. Install its extra: pip install -e '.\[mlflow\]'",
+    ):
         check(["mlflow"])
     with pytest.raises(ConfigError), tracking(tmp_path, ["wandb"]):
         raise AssertionError
@@ -218,7 +234,9 @@ def test_damaged_files_are_reported(folder: Path, noted: type[Noted]) -> None:
         with pytest.raises(DataError, match=r"tracked-tensorboard.json is damaged"):
             send(folder, "tensorboard")
     (folder / "tracked-tensorboard.json").unlink()
-    (folder / "metrics.csv").write_text("round,iteration,stage,party,metric,value\n1,1,local,,accuracy,much\n")
+    (folder / "metrics.csv").write_text(
+        "round,iteration,stage,party,metric,value\n1,1,local,,accuracy,much\n"
+    )
     with pytest.raises(DataError, match=r"metrics.csv is invalid: line 2 value"):
         send(folder, "tensorboard")
 
@@ -233,17 +251,33 @@ def test_tensorboard_reads_what_a_run_beside_it_wrote(
 
     monkeypatch.chdir(tmp_path)
     page = [f"-s{key}" for key in ("data.clients=2", "models.pool=['linear']", "evaluate.points=2")]
-    call = ["fedloom", "run", "fedal", "--rounds", "4", "--out", "a", *page, "--track", "tensorboard"]
+    call = [
+        "fedloom",
+        "run",
+        "fedal",
+        "--rounds",
+        "4",
+        "--out",
+        "a",
+        *page,
+        "--track",
+        "tensorboard",
+    ]
     monkeypatch.setattr(sys, "argv", call)
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(SystemExit) as stop:
         main()
     assert not stop.value.code
     events = EventAccumulator(str(tmp_path / "a" / "tensorboard")).Reload()
-    table = {step: values["accuracy mean"] for step, values in rounds(done) if "accuracy mean" in values}
+    table = {
+        step: values["accuracy mean"] for step, values in rounds(done) if "accuracy mean" in values
+    }
     sent = {event.step: event.value for event in events.Scalars("accuracy mean")}
     assert sent == pytest.approx(table, abs=1e-7)
-    one, two = (json.loads((each / "result.json").read_text())["state_sha256"] for each in (tmp_path / "a", done))
+    one, two = (
+        json.loads((each / "result.json").read_text())["state_sha256"]
+        for each in (tmp_path / "a", done)
+    )
     assert one == two
     assert "track" not in (tmp_path / "a" / "config.toml").read_text()
 
@@ -260,7 +294,8 @@ def test_tensorboard_reads_each_round_once_of_a_run_whose_sender_was_killed(tmp_
     assert send(folder, "tensorboard") == 3
     (folder / "tracked-tensorboard.json").write_text('{"run": "tensorboard", "round": 1}')
     for file in (folder / "tensorboard").iterdir():
-        file.rename(file.with_name("events.out.tfevents.0000000001.first"))  # files are read in the order of names
+        # files are read in the order of names
+        file.rename(file.with_name("events.out.tfevents.0000000001.first"))
     execute(RUN, folder, resume=True)
     assert send(folder, "tensorboard") == 3
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
@@ -292,9 +327,17 @@ def test_what_wandb_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     module(monkeypatch, "wandb", init=init, Settings=lambda **options: options)
     assert send(folder, "wandb") == 5
     (options,) = asked
-    assert options["resume"] == "allow" and options["config"]["data.clients"] == 2 and options["project"] == "fedloom"
+    assert (
+        options["resume"] == "allow"
+        and options["config"]["data.clients"] == 2
+        and options["project"] == "fedloom"
+    )
     assert options["settings"]["disable_git"] and options["settings"]["x_disable_meta"]
-    assert [step for step, _ in logged] == [0, 1, 2, 3, 4] and summary["result/failures"] == 0 and ended == [0]
+    assert (
+        [step for step, _ in logged] == [0, 1, 2, 3, 4]
+        and summary["result/failures"] == 0
+        and ended == [0]
+    )
     assert sent_so_far(folder, "wandb").run == options["id"]
 
 
@@ -327,10 +370,15 @@ def test_what_mlflow_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     module(monkeypatch, "mlflow.entities", Param=pair, Metric=pair)
     module(monkeypatch, "mlflow.tracking", MlflowClient=Client)
     assert send(folder, "mlflow") == 5
-    assert calls[0] == ("experiment", "fedloom") and calls[1][:2] == ("run", "7") and "fedal seed 0" in calls[1][2]
+    assert (
+        calls[0] == ("experiment", "fedloom")
+        and calls[1][:2] == ("run", "7")
+        and "fedal seed 0" in calls[1][2]
+    )
     assert calls[2][1]["data.clients"] == "2"
     every = [metric for call in calls if call[0] == "batch" for metric in call[2]]
     assert {step for *_, step in every} == {0, 1, 2, 3, 4}
     assert len({(name, step) for name, _, _, step in every}) == len(every)
-    assert {at - step for _, _, at, step in every} == {info(folder).started}  # the same whenever it is sent again
+    # the same whenever it is sent again
+    assert {at - step for _, _, at, step in every} == {info(folder).started}
     assert calls[-1] == ("over", "FINISHED") and ("result", "result/accuracy") in calls

@@ -21,7 +21,9 @@ def agreed(parts: list[np.ndarray], bins: int) -> tuple[np.ndarray, int]:
 
 def column(n: int = 4000) -> np.ndarray:
     rng = np.random.default_rng(0)
-    x = np.where(rng.random(n) < 0.3, 0.0, rng.standard_normal(n) * 10.0 ** rng.integers(-3, 4, n)).astype(np.float32)
+    x = np.where(
+        rng.random(n) < 0.3, 0.0, rng.standard_normal(n) * 10.0 ** rng.integers(-3, 4, n)
+    ).astype(np.float32)
     x[rng.random(n) < 0.1] = np.nan
     return x
 
@@ -38,7 +40,8 @@ def test_edges_do_not_depend_on_the_split() -> None:
     assert len(edges) <= 30 and (np.diff(edges) > 0).all() and questions <= 6
     for cuts in ([1000, 2000, 3000], [1, 2, 5], range(100, 4000, 170)):
         parts = np.split(np.random.default_rng(1).permutation(x), cuts)
-        assert (agreed([*parts, x[:0]], 32)[0] == edges).all()  # an owner without rows changes nothing
+        # an owner without rows changes nothing
+        assert (agreed([*parts, x[:0]], 32)[0] == edges).all()
 
 
 def test_a_frequent_value_has_a_bin_and_leaves_the_others_theirs() -> None:
@@ -58,7 +61,12 @@ def test_degenerate_columns() -> None:
     layout = Bins((np.empty(0, np.int64),), NO_WORDS)
     assert (layout.of(empty[:, None]) == 0).all() and (layout.of(constant[:, None]) == 1).all()
     two, _ = agreed([np.repeat(np.array([1, 2], np.float32), 20)], 16)
-    assert Bins((two,), NO_WORDS).of(np.array([[1], [2], [0], [9]], np.float32))[:, 0].tolist() == [1, 2, 1, 2]
+    assert Bins((two,), NO_WORDS).of(np.array([[1], [2], [0], [9]], np.float32))[:, 0].tolist() == [
+        1,
+        2,
+        1,
+        2,
+    ]
     assert Agreement([], 16).question is None
 
 

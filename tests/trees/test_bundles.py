@@ -15,5 +15,7 @@ def test_sums_of_words_are_those_of_counts() -> None:
     assert len(words) == bundles_by(3, bits) == 8 + 3 + 10 + 6
     assert unbundled_by(words, 3, bits).tolist() == whole.tolist()
     assert (
-        bundles_by(2, np.empty(0, np.uint8)) == len(bundled_by(np.empty((2, 0), np.int64), np.empty(0, np.uint8))) == 0
+        bundles_by(2, np.empty(0, np.uint8))
+        == len(bundled_by(np.empty((2, 0), np.int64), np.empty(0, np.uint8)))
+        == 0
     )

@@ -1,4 +1,6 @@
-"""The loops that Numba compiles give the integers of NumPy. Without Numba they run here in Python."""
+"""The loops that Numba compiles give the integers of NumPy. Without Numba they run
+here in Python.
+"""
 
 import numpy as np
 import pytest
@@ -36,7 +38,9 @@ def layout() -> Bins:
 
 @pytest.fixture
 def node(rng: np.random.Generator) -> np.ndarray:
-    """Nodes 9 and 10 of the first tree, 11 and 12 of the second one, …; in each tree one node of another kind."""
+    """Nodes 9 and 10 of the first tree, 11 and 12 of the second one, …; in each tree one node of
+    another kind.
+    """
     return (9 + 2 * np.arange(TREES)[:, None] + rng.integers(-1, 2, (TREES, ROWS))).astype(np.int32)
 
 
@@ -45,7 +49,9 @@ def test_sums_of_gradients(monkeypatch, rng, bins, layout, node) -> None:
     asked, tree = np.array([9, 10, 12, 13]), np.array([0, 0, 1, 2])
     monkeypatch.setattr(histograms, "BLOCK", 25)
     cells = cells_of(bins, layout)
-    a, b = both(monkeypatch, lambda: gradient_histograms(cells, words, node, asked, tree, layout.cells))
+    a, b = both(
+        monkeypatch, lambda: gradient_histograms(cells, words, node, asked, tree, layout.cells)
+    )
     assert a.any()
     assert a.dtype == b.dtype
     assert a.tolist() == b.tolist()
@@ -83,10 +89,14 @@ def test_loops_are_loaded_for_much_work_alone(monkeypatch) -> None:
     assert histograms._loops(1) is compiled
 
 
-def test_an_owner_without_rows_adds_zeros_after_many_rows_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_without_rows_adds_zeros_after_many_rows_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(histograms, "_compiled", lambda: compiled)
     monkeypatch.setattr(histograms, "MANY", 0)
     none = np.zeros((1, 0), np.int64)
     asked, tree = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    found = histograms.gradient_histograms(np.zeros((0, 2), np.int32), none, none.astype(np.int32), asked, tree, 10)
+    found = histograms.gradient_histograms(
+        np.zeros((0, 2), np.int32), none, none.astype(np.int32), asked, tree, 10
+    )
     assert found.shape[1:] == (1, 10) and not found.any()

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedloom.trees.exact import MOST_BITS, MOST_ROWS, STEP, bits_for, copies, exp, gradients, probabilities
+from fedloom.trees.exact import (
+    MOST_BITS,
+    MOST_ROWS,
+    STEP,
+    bits_for,
+    copies,
+    exp,
+    gradients,
+    probabilities,
+)
 from fedloom.trees.histograms import BLOCK, packed, two_in_one, unpacked, untwined
 
 
@@ -52,7 +61,11 @@ def test_derivatives_are_those_of_the_loss_and_stay_in_their_bounds(classes: int
 def test_no_sum_overflows_at_its_bound() -> None:
     for sign in (-1, 1):
         word = packed(np.array([sign << MOST_BITS]), np.array([1 << (MOST_BITS - 2)]))
-        assert unpacked(word * BLOCK)[:, 0].tolist() == [sign * BLOCK << MOST_BITS, BLOCK << (MOST_BITS - 2), BLOCK]
+        assert unpacked(word * BLOCK)[:, 0].tolist() == [
+            sign * BLOCK << MOST_BITS,
+            BLOCK << (MOST_BITS - 2),
+            BLOCK,
+        ]
     for rows in (1, BLOCK, 10**6, 2**21, MOST_ROWS - 1):
         bits = bits_for(rows)
         assert bits >= 4 and rows << bits < 2**31
@@ -68,6 +81,10 @@ def test_draws_depend_on_content_alone_and_are_poisson() -> None:
     drawn = copies(bins, y, tree=3, seed=1)
     order = rng.permutation(len(y))
     assert (copies(bins[order], y[order], tree=3, seed=1) == drawn[order]).all()
-    assert (copies(bins, y, tree=4, seed=1) != drawn).any() and (copies(bins, y, tree=3, seed=2) != drawn).any()
+    assert (copies(bins, y, tree=4, seed=1) != drawn).any() and (
+        copies(bins, y, tree=3, seed=2) != drawn
+    ).any()
     shares = np.bincount(drawn, minlength=3)[:3] / len(y)
-    assert np.abs(shares - np.array([1, 1, 0.5]) / np.e).max() < 0.015 and abs(drawn.mean() - 1) < 0.03
+    assert (
+        np.abs(shares - np.array([1, 1, 0.5]) / np.e).max() < 0.015 and abs(drawn.mean() - 1) < 0.03
+    )

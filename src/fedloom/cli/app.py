@@ -17,7 +17,19 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from fedloom._version import __version__
-from fedloom.cli import catalog, check, data, deploy, pretrain, remote, reports, runs, stats, sweep, trial
+from fedloom.cli import (
+    catalog,
+    check,
+    data,
+    deploy,
+    pretrain,
+    remote,
+    reports,
+    runs,
+    stats,
+    sweep,
+    trial,
+)
 from fedloom.cli.help import Commands, OneCommand, paragraphs
 from fedloom.cli.listing import NO_PAPERS, listing
 from fedloom.cli.options import err
@@ -27,7 +39,8 @@ from fedloom.core.renamed import renamed
 
 app = typer.Typer(
     cls=Commands,
-    help="Federated learning beyond weight averaging: hidden models, peers, columns, private pretrained models.",
+    help="Federated learning beyond weight averaging: hidden models, peers, columns, private "
+    "pretrained models.",
     epilog="Begin with: fedloom run quickstart",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -38,7 +51,9 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    ] = False,
 ) -> None:
     """Options before the command."""
     if version:
@@ -47,8 +62,23 @@ def root(
 
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Experiments": (runs.run, runs.compare, sweep.sweep, reports.watch, reports.report, reports.track),
-    "Your own data": (data.data, stats.stats, trial.trial, data.align, deploy.export, deploy.predict, deploy.embed),
+    "Experiments": (
+        runs.run,
+        runs.compare,
+        sweep.sweep,
+        reports.watch,
+        reports.report,
+        reports.track,
+    ),
+    "Your own data": (
+        data.data,
+        stats.stats,
+        trial.trial,
+        data.align,
+        deploy.export,
+        deploy.predict,
+        deploy.embed,
+    ),
     "Methods and models": (catalog.list_, catalog.copy, check.check, pretrain.pretrain),
     "Between organizations": (remote.certs, remote.node),
 }
@@ -71,8 +101,14 @@ def help_(context: typer.Context, command: Annotated[str | None, typer.Argument(
     assert isinstance(group, TyperGroup)
     found = group if command is None else group.get_command(context.parent, command)
     if found is None:
-        raise ConfigError(f"there is no command {command!r}.{did_you_mean(str(command), group.commands)}")
-    parent = context.parent if command is None else found.context_class(found, info_name=command, parent=context.parent)
+        raise ConfigError(
+            f"there is no command {command!r}.{did_you_mean(str(command), group.commands)}"
+        )
+    parent = (
+        context.parent
+        if command is None
+        else found.context_class(found, info_name=command, parent=context.parent)
+    )
     typer.echo(found.get_help(parent))
 
 
@@ -84,7 +120,11 @@ def version() -> None:
 
 if "reproduce" not in ADDED:
 
-    @app.command("reproduce", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+    @app.command(
+        "reproduce",
+        hidden=True,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
     def reproduce() -> None:
         """Say which package has this command."""
         raise ConfigError(NO_PAPERS)
@@ -100,7 +140,8 @@ def main() -> NoReturn:
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # such as cp1252, which lacks signs of tables and of mathematics
+            # such as cp1252, which lacks signs of tables and of mathematics
+            stream.reconfigure(errors="replace")
     if err.is_terminal:
         handler = RichHandler(console=err, show_time=False, show_path=False)
         logging.basicConfig(level="WARNING", format="%(message)s", handlers=[handler])
@@ -109,7 +150,8 @@ def main() -> NoReturn:
         plain.setFormatter(TextFormatter("%(levelname)-8s %(message)s"))
         logging.basicConfig(level="WARNING", handlers=[plain])
     logging.getLogger("fedloom.pretraining").setLevel("INFO")  # pretraining may take long
-    sys.path.insert(0, "")  # for the user's networks in the working folder: models.pool=['mine:network']
+    # for the user's networks in the working folder: models.pool=['mine:network']
+    sys.path.insert(0, "")
     if os.environ.get("_FEDLOOM_COMPLETE") == "complete_bash":
         _complete_in_bash()
     try:
@@ -119,7 +161,9 @@ def main() -> NoReturn:
             err.print(f"[bold red]error[/]  {escape(line)}", soft_wrap=True)
         code = 2
     except typer.Abort:
-        err.print("[bold red]error[/]  the question was not answered: run the command at a terminal")
+        err.print(
+            "[bold red]error[/]  the question was not answered: run the command at a terminal"
+        )
         code = 2
     except KeyboardInterrupt:
         err.print("stopped")
@@ -136,7 +180,12 @@ def main() -> NoReturn:
         if show is None:
             raise
         option = getattr(error, "option_name", "")
-        if sentence := renamed(option) or _as_setting(option) or _as_comparison(error) or _as_command(error):
+        if (
+            sentence := renamed(option)
+            or _as_setting(option)
+            or _as_comparison(error)
+            or _as_command(error)
+        ):
             err.print(f"[bold red]error[/]  {escape(sentence)}", soft_wrap=True)
         else:
             show()
@@ -145,7 +194,9 @@ def main() -> NoReturn:
 
 
 def _complete_in_bash() -> NoReturn:
-    """Complete a word for Bash, which takes `data.name=wi` for three words and inserts only what follows the "="."""
+    """Complete a word for Bash, which takes `data.name=wi` for three words and inserts only what
+    follows the "=".
+    """
     words, at = os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"])
     whole: list[str] = []
     for word in words[: at + 1]:
@@ -158,7 +209,9 @@ def _complete_in_bash() -> NoReturn:
     with contextlib.redirect_stdout(found), contextlib.suppress(SystemExit):
         app()
     shown = found.getvalue()
-    typer.echo(re.sub(r"^.*?=(?=.)", "", shown, flags=re.M) if whole[-1] != words[at] else shown, nl=False)
+    typer.echo(
+        re.sub(r"^.*?=(?=.)", "", shown, flags=re.M) if whole[-1] != words[at] else shown, nl=False
+    )
     sys.exit()
 
 
@@ -167,7 +220,10 @@ def _as_comparison(error: Exception) -> str:
     context, text = getattr(error, "ctx", None), getattr(error, "message", "")
     if context is None or context.info_name != "run" or "unexpected extra argument" not in text:
         return ""
-    return "fedloom run takes one method: to compare several, use fedloom compare, such as: fedloom compare fedal fedmd"
+    return (
+        "fedloom run takes one method: to compare several, use fedloom compare, such as: fedloom "
+        "compare fedal fedmd"
+    )
 
 
 def _as_command(error: Exception) -> str:
@@ -186,7 +242,10 @@ def _as_command(error: Exception) -> str:
 MENDS = {
     errno.ENOSPC: "free some space and repeat the command, a run with --resume",
     errno.EDQUOT: "free some space and repeat the command, a run with --resume",
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "name a file or folder that you may read and write"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        "name a file or folder that you may read and write",
+    ),
 }
 """Errors of the operating system -> how to mend them."""
 RARE = ("pretrained", "topology", "faults", "churn", "columns")
@@ -218,4 +277,8 @@ def _as_setting(option: str) -> str:
     keys = [key for key in keys if key.partition(".")[0] not in RARE] or keys
     if name == "alpha":
         keys = ["data.options.alpha", *keys]
-    return f"no option {option}: write {' or '.join(f'-s {key}=VALUE' for key in keys)}" if name and keys else ""
+    return (
+        f"no option {option}: write {' or '.join(f'-s {key}=VALUE' for key in keys)}"
+        if name and keys
+        else ""
+    )

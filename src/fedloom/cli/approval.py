@@ -25,7 +25,9 @@ def show(config: NodeConfig) -> None:
     table = plain_table("run", "coordinator", "since (UTC)", "state", "what")
     for one, decided in found:
         first = one.text.partition("\n")[0]
-        table.add_row(one.run[:8], one.caller, one.since[:16].replace("T", " "), _WORDS[decided], first)
+        table.add_row(
+            one.run[:8], one.caller, one.since[:16].replace("T", " "), _WORDS[decided], first
+        )
     out.print(table)
 
 
@@ -44,7 +46,11 @@ def decide(config: NodeConfig, run: str, what: What, signer: Path | None) -> Non
     who = approval.holder(config, signer, what)
     found = approval.find(config.state, run)
     if what == "approve":
-        out.print(f"Run {found.run} of {found.caller}, since {found.since}:\n", markup=False, soft_wrap=True)
+        out.print(
+            f"Run {found.run} of {found.caller}, since {found.since}:\n",
+            markup=False,
+            soft_wrap=True,
+        )
         out.print(found.text, markup=False, soft_wrap=True)
         for line in _spent(config):
             out.print(f"Spent so far: {line}", markup=False, soft_wrap=True)
@@ -58,12 +64,14 @@ def decide(config: NodeConfig, run: str, what: What, signer: Path | None) -> Non
         out.print(f"approved{by}: run {found.run[:8]} may begin, or continue")
     else:
         out.print(
-            f"stopped{by}: run {found.run[:8]} ends here within a second. What it was sent cannot be called back."
+            f"stopped{by}: run {found.run[:8]} ends here within a second. What it was sent "
+            "cannot be called back."
         )
 
 
 def confirm(config: NodeConfig, signer: Path | None) -> None:
-    """Check the audit log, and sign the hash of its newest line; the node's process writes that into the log.
+    """Check the audit log, and sign the hash of its newest line; the node's process writes that
+    into the log.
 
     Raises:
         ConfigError: nobody has the role audit, or the certificate is not theirs.
@@ -71,14 +79,24 @@ def confirm(config: NodeConfig, signer: Path | None) -> None:
     """
     who = approval.holder(config, signer, "audit")
     if who is None:
-        raise ConfigError('--confirm needs somebody with the role audit: name them in roles of node.toml, as ["audit"]')
+        raise ConfigError(
+            "--confirm needs somebody with the role audit: name them in roles of node.toml, as "
+            '["audit"]'
+        )
     found = verify(config.state)
     approval.confirm(config.state, found.newest, who)
-    out.print(f"{found.lines:,} lines are unchanged; confirmed by {who.name} up to the hash\n{found.newest}")
+    out.print(
+        f"{found.lines:,} lines are unchanged; confirmed by {who.name} up to the "
+        f"hash\n{found.newest}"
+    )
 
 
 def _spent(config: NodeConfig) -> list[str]:
-    own = {config.cohort(data): (data.epsilon, data.delta) for data in config.data.values() if data.rows is not None}
+    own = {
+        config.cohort(data): (data.epsilon, data.delta)
+        for data in config.data.values()
+        if data.rows is not None
+    }
     try:
         return [*privacy_ledger.lines(Budget(config.state, config.anchor), own)]
     except PrivacyBudgetSpent as error:

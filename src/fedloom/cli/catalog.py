@@ -19,13 +19,15 @@ def list_(
         str,
         typer.Argument(
             metavar="WHAT",
-            help="methods, models, datasets, partitions, experiments, reproductions, a method, or your own FILE.py.",
+            help="methods, models, datasets, partitions, experiments, reproductions, a method, or "
+            "your own FILE.py.",
             autocompletion=complete_list,
         ),
     ] = "methods",
     as_json: AsJson = False,
 ) -> None:
-    """List methods, models, datasets, partitions, experiments or reproductions; or a method's settings.
+    """List methods, models, datasets, partitions, experiments or reproductions; or a method's
+    settings.
 
     [bold]fedloom list fedal[/]  (all settings -s params.… of FedAL)
 
@@ -38,7 +40,9 @@ def list_(
     else:
         known = listing()
         if kind not in LISTS and kind not in known["params"]:
-            raise ConfigError(f"unknown list {kind!r}.{did_you_mean(kind, [*LISTS, *known['params']])}")
+            raise ConfigError(
+                f"unknown list {kind!r}.{did_you_mean(kind, [*LISTS, *known['params']])}"
+            )
         rows = rows_of(kind) if kind in LISTS else known["params"][kind]
     if as_json:
         print_plain(json.dumps(rows, indent=2, ensure_ascii=False))
@@ -61,7 +65,10 @@ def _cell(value: str | bool | list[str] | None) -> str:
 
 def copy(
     name: Annotated[
-        str, typer.Argument(metavar="METHOD", help="The method to copy.", autocompletion=completing("methods"))
+        str,
+        typer.Argument(
+            metavar="METHOD", help="The method to copy.", autocompletion=completing("methods")
+        ),
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE.py", help="The file to write.")],
 ) -> None:
@@ -77,4 +84,7 @@ def copy(
     text = (ROOT / source).read_text(encoding="utf-8")
     file.write_text(text, encoding="utf-8")
     which = str(file) if first == name else f"{file}:{name}"
-    out.print(f"copied  {file} ({text.count(chr(10))} lines)\nrun it  fedloom run --method {which}", soft_wrap=True)
+    out.print(
+        f"copied  {file} ({text.count(chr(10))} lines)\nrun it  fedloom run --method {which}",
+        soft_wrap=True,
+    )

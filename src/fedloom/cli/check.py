@@ -13,7 +13,8 @@ def check(
     page: Annotated[str, typer.Argument(metavar="FILE.py[:NAME]", help="Your own method page.")],
     settings: Settings = None,
 ) -> None:
-    """Check a method page: common mistakes in its source, and small runs on three engines that must agree.
+    """Check a method page: common mistakes in its source, and small runs on three engines that must
+    agree.
 
     [bold]fedloom check mine.py[/]
 
@@ -24,7 +25,9 @@ def check(
     from rich.markup import escape
 
     if ".py" not in page and Path(page).exists():
-        raise MethodError(f"{page} is no method page: name a file that ends in .py, such as mine.py")
+        raise MethodError(
+            f"{page} is no method page: name a file that ends in .py, such as mine.py"
+        )
     if not Path(f"{page.partition('.py')[0]}.py").is_file():  # before PyTorch is imported
         raise MethodError(f"{page} does not exist: name the file of a method page, such as mine.py")
     from fedloom.experiment.run.page_check import problems

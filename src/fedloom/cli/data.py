@@ -13,7 +13,16 @@ import typer
 from rich.markup import escape
 
 from fedloom.cli.listing import completing
-from fedloom.cli.options import AsJson, Seed, Settings, out, plain_table, print_plain, standard_input, written
+from fedloom.cli.options import (
+    AsJson,
+    Seed,
+    Settings,
+    out,
+    plain_table,
+    print_plain,
+    standard_input,
+    written,
+)
 from fedloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,21 +42,34 @@ def data(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME|PATH", help="A data set: see fedloom list datasets.", autocompletion=completing("datasets")
+            metavar="NAME|PATH",
+            help="A data set: see fedloom list datasets.",
+            autocompletion=completing("datasets"),
         ),
     ] = "digits",
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="For a file: the column to predict.")] = None,
-    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="For a file: the column of the owners.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients; default: 10, or one for each owner.")] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="For a file: the column to predict.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="For a file: the column of the owners.")
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Number of clients; default: 10, or one for each owner.")
+    ] = None,
     partition: Annotated[
         str | None,
-        typer.Option(help="Partition: see fedloom list partitions.", autocompletion=completing("partitions")),
+        typer.Option(
+            help="Partition: see fedloom list partitions.", autocompletion=completing("partitions")
+        ),
     ] = None,
     settings: Settings = None,
     seed: Seed = 0,
     plot: Annotated[Path | None, typer.Option(help="File for a figure (PNG, SVG or PDF).")] = None,
     at_nodes: Annotated[
-        bool, typer.Option("--at-nodes", help="For a table: print the sections for a run whose rows stay at nodes.")
+        bool,
+        typer.Option(
+            "--at-nodes", help="For a table: print the sections for a run whose rows stay at nodes."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -57,12 +79,13 @@ def data(
 
     [bold]fedloom data my.csv --label disease --group hospital -s data.missing=median[/]
 
-    [bold]fedloom data my.csv --label disease --at-nodes[/]  (sections for the run, and for node.toml)
+    [bold]fedloom data my.csv --label disease --at-nodes[/]  (sections for the run, and for
+    node.toml)
 
     [bold]fedloom data digits --clients 10 -s data.options.alpha=0.1 --plot who.png[/]
 
-    For a file, set other settings of \\[data] with -s: id, drop, keep, encode, missing, test, unseen. A partition is
-    shown with --clients, --partition or --plot.
+    For a file, set other settings of \\[data] with -s: id, drop, keep, encode, missing, test,
+    unseen. A partition is shown with --clients, --partition or --plot.
     """
     piped, name = name == "-", standard_input(name, ".csv")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -82,7 +105,9 @@ def data(
             _understood(name, config.columns, as_json, piped)
         return
     if at_nodes:
-        raise ConfigError("--at-nodes needs a file with a table, and neither --clients, --partition nor --plot")
+        raise ConfigError(
+            "--at-nodes needs a file with a table, and neither --clients, --partition nor --plot"
+        )
     from fedloom.data.stats import describe, plot_counts
     from fedloom.experiment.plan.settings.rows import divided, number_of_owners
     from fedloom.report.formatting import clients_named, together
@@ -92,7 +117,8 @@ def data(
     if config.group and config.public_rows is None:
         config = config.model_copy(update={"public_rows": 0})
     dataset, split = divided(config, seed)
-    stats, unseen = describe(dataset.strata[0], split.shards, dataset.strata[1]), config.unseen_clients(seed)
+    stats = describe(dataset.strata[0], split.shards, dataset.strata[1])
+    unseen = config.unseen_clients(seed)
     if as_json:
         shown = {"dataset": dataset.name, "classes": stats.classes, "counts": stats.counts.tolist()}
         shown |= {"server": len(split.server), "unseen": unseen}
@@ -109,9 +135,15 @@ def data(
             rows.add_row(*row)
         out.print(rows)
         if unseen:
-            named = together(config.unseen) if isinstance(config.unseen, tuple) else clients_named(unseen)
+            named = (
+                together(config.unseen)
+                if isinstance(config.unseen, tuple)
+                else clients_named(unseen)
+            )
             out.print(f"unseen in training: {named}")
-        out.print(f"distance between two clients' class mixes (total variation): {stats.pairwise:.2f}")
+        out.print(
+            f"distance between two clients' class mixes (total variation): {stats.pairwise:.2f}"
+        )
     if plot is not None:
         plot_counts(stats, plot)
         written("figure", plot)
@@ -120,26 +152,37 @@ def data(
 def align(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE.csv...", help="One for each party, - for standard input; the active one first."),
+        typer.Argument(
+            metavar="FILE.csv...",
+            help="One for each party, - for standard input; the active one first.",
+        ),
     ],
     columns: Annotated[
-        list[str], typer.Option("--id", metavar="NAME", help="The id column: once for all files, or once for each.")
+        list[str],
+        typer.Option(
+            "--id", metavar="NAME", help="The id column: once for all files, or once for each."
+        ),
     ],
     folder: Annotated[Path, typer.Option("--out", help="The folder to write to.")],
     backend: Annotated[
-        str, typer.Option(metavar="NAME", help="openmined: private set intersection. plain: compares ids, not private.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="openmined: private set intersection. plain: compares ids, not private.",
+        ),
     ] = "openmined",
     force: Annotated[bool, typer.Option("--force", help="Replace existing results.")] = False,
 ) -> None:
-    """Find the people that are in all parties' CSV files, and write each file's rows in one common order.
+    """Find the people that are in all parties' CSV files, and write each file's rows in one common
+    order.
 
     [bold]fedloom align clinic.csv lab.csv --id patient --out aligned[/]
 
     [bold]fedloom align clinic.csv lab.csv --id patient --id subject_no --out aligned[/]
 
     For each file: aligned/clinic.aligned.csv, whose row i is the same person in all files, and
-    aligned/clinic.unaligned.csv, the other rows. aligned/alignment.json has the counts, and the information that each
-    side learned.
+    aligned/clinic.unaligned.csv, the other rows. aligned/alignment.json has the counts, and the
+    information that each side learned.
     """
     from rich.progress import Progress
 
@@ -151,16 +194,21 @@ def align(
 
         def show(done: int, steps: int, what: str) -> None:
             bars.update(task, completed=done, total=steps, description=escape(what))
-            if not out.is_terminal and 10 * done // steps > 10 * (done - 1) // steps:  # ten lines at most in a log
+            # ten lines at most in a log
+            if not out.is_terminal and 10 * done // steps > 10 * (done - 1) // steps:
                 out.print(f"{done}/{steps}  {escape(what)}", soft_wrap=True)
 
         found = align_files(files, columns, folder, backend, show, force)
     table = plain_table("party", numbers=("rows", "aligned", "unaligned"))
     for party in found["parties"]:
-        table.add_row(escape(party["name"]), *(f"{party[key]:,}" for key in ("rows", "aligned", "unaligned")))
+        table.add_row(
+            escape(party["name"]), *(f"{party[key]:,}" for key in ("rows", "aligned", "unaligned"))
+        )
     out.print(table)
     if not found["parties"][0]["aligned"]:
-        out.print("[bold]No id is in every file.[/] Check that the id columns have the same kind of id.")
+        out.print(
+            "[bold]No id is in every file.[/] Check that the id columns have the same kind of id."
+        )
     for note in found["notes"]:
         out.print(f"note: {escape(note)}", soft_wrap=True)
     out.print(f"what each side learned ({found['backend']}):")
@@ -169,8 +217,12 @@ def align(
     written("written", folder)
 
 
-def _checked(values: dict[str, Any], seed: int, settings: Sequence[str]) -> "tuple[DataConfig, int]":
-    """The section `[data]` and the seed, with the settings of the command over them. It needs no PyTorch."""
+def _checked(
+    values: dict[str, Any], seed: int, settings: Sequence[str]
+) -> "tuple[DataConfig, int]":
+    """The section `[data]` and the seed, with the settings of the command over them. It needs no
+    PyTorch.
+    """
     from fedloom.experiment.config.data import DataConfig
     from fedloom.experiment.config.overrides import override
     from fedloom.experiment.config.section import validated
@@ -179,7 +231,8 @@ def _checked(values: dict[str, Any], seed: int, settings: Sequence[str]) -> "tup
     for text in settings:
         if not text.startswith(("data.", "seed=")):
             raise ConfigError(
-                f"-s {text}: this command takes seed and settings of data, such as -s data.missing=median"
+                f"-s {text}: this command takes seed and settings of data, such as -s "
+                "data.missing=median"
             )
         override(table, text)
     data, seed = dict(table["data"]), table["seed"]
@@ -196,7 +249,10 @@ def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -
 
     found, images = _first_look(name, options)
     settings = {"data": {"name": Path(name).name if piped else name, **found.settings()}}
-    kinds = {kind: [column for column, own in found.kinds.items() if own == kind] for kind in found.kinds.values()}
+    kinds = {
+        kind: [column for column, own in found.kinds.items() if own == kind]
+        for kind in found.kinds.values()
+    }
     if as_json:
         shown = {
             "rows": len(found.table.y),
@@ -220,7 +276,10 @@ def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -
     guess = " (a guess)" if found.guessed else ""
     say(f"label     {found.label}{guess}: {_label(found)}")
     if images is not None:
-        say(f"pictures  {images.shape[2]}x{images.shape[3]}, {'gray' if images.shape[1] == 1 else 'color'}")
+        say(
+            f"pictures  {images.shape[2]}x{images.shape[3]}, "
+            f"{'gray' if images.shape[1] == 1 else 'color'}"
+        )
     for kind, columns in kinds.items():
         say(f"features  {KINDS[kind]} ({len(columns)}): {_listed(columns)}")
     if found.missing:
@@ -236,7 +295,11 @@ def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -
         rows = plain_table("owner", "rows", *found.table.classes[:MOST_CLASSES], *number)
         for place, (owner, counts) in enumerate(owners.items()):
             spread = found.spread(place)
-            texts = [f"{spread[key]:,.6g}" for key in ("mean", "sd")] if spread else [f"{n:,}" for n in counts]
+            texts = (
+                [f"{spread[key]:,.6g}" for key in ("mean", "sd")]
+                if spread
+                else [f"{n:,}" for n in counts]
+            )
             rows.add_row(owner, f"{sum(counts):,}", *texts[:MOST_CLASSES])
         out.print(rows)
     elif found.group_guess:
@@ -244,7 +307,10 @@ def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -
     if found.time_guess:
         say(f"time      perhaps {', '.join(found.time_guess)}: fedloom trial orders rows by it")
     if found.unit_guess:
-        say(f"unit      perhaps {found.unit_guess}: fedloom trial --unit keeps rows of one value together")
+        say(
+            f"unit      perhaps {found.unit_guess}: fedloom trial --unit keeps rows of one value "
+            "together"
+        )
     for note in found.notes:
         say(f"note      {note}")
     if piped:
@@ -253,7 +319,10 @@ def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -
         asked = ["fedloom", "trial", name, "--label", found.label, "--group", group]
         asked += ["--unit", found.unit_guess] if found.unit_guess else []
         say(f"\nWho gains by learning together? {shlex.join(asked)}")
-    say("\nSettings that say the same; save them as my.toml, and start, with this or another method,")
+    say(
+        "\nSettings that say the same; save them as my.toml, and start, with this or another "
+        "method,"
+    )
     say("fedloom run my.toml -s method=fedavg-ft:\n")
     say(tomli_w.dumps(settings).rstrip())
 
@@ -263,12 +332,16 @@ def _label(found: "Understanding") -> str:
     spread = found.spread()
     if not spread:
         return _listed(f"{k} ({n:,})" for k, n in found.counts().items())
-    least, mean, deviation, largest = (f"{spread[key]:,.6g}" for key in ("min", "mean", "sd", "max"))
+    least, mean, deviation, largest = (
+        f"{spread[key]:,.6g}" for key in ("min", "mean", "sd", "max")
+    )
     return f"a number from {least} to {largest}, mean {mean}, s.d. {deviation}"
 
 
 def _first_look(name: str, options: "DataOptions") -> "tuple[Understanding, np.ndarray | None]":
-    """The interpretation of a file; unclear columns, with which no run starts, are left out with a note."""
+    """The interpretation of a file; unclear columns, with which no run starts, are left out with a
+    note.
+    """
     from fedloom.data.own import interpret
     from fedloom.data.roles import UnclearError
 
@@ -282,18 +355,27 @@ def _first_look(name: str, options: "DataOptions") -> "tuple[Understanding, np.n
 
 
 def _print_sections(name: str, config: "DataConfig") -> None:
-    """Print `[data]` of a run whose rows stay at nodes, and the section of `node.toml` for this file."""
+    """Print `[data]` of a run whose rows stay at nodes, and the section of `node.toml` for this
+    file.
+    """
     options = config.columns
     found, images = _first_look(name, options)
     if found.group_guess:
         options = replace(options, group=found.group_guess)
         found, images = _first_look(name, options)
     if images is not None:
-        raise ConfigError(f"--at-nodes needs a table, but {name} has pictures: see docs/config.md for their schema")
+        raise ConfigError(
+            f"--at-nodes needs a table, but {name} has pictures: see docs/config.md for their "
+            "schema"
+        )
     table, title = found.table, Path(name).stem
     used = list(table.columns)
     fixed = {column: kind for column, kind in found.kinds.items() if kind in ("text", "date")}
-    words = {column: sorted({*table.columns[column]}) for column in used if found.kinds[column] == "category"}
+    words = {
+        column: sorted({*table.columns[column]})
+        for column in used
+        if found.kinds[column] == "category"
+    }
     own: dict[str, Any] = {"rows": Path(name).name, "label": found.label}
     own |= {"classes": list(table.classes)} if table.classes else {}
     own |= {"keep": used}
@@ -303,11 +385,22 @@ def _print_sections(name: str, config: "DataConfig") -> None:
     own |= {"test": options.test} if isinstance(options.test, str) else {}
     own |= {"test": config.test_fraction} if "test_fraction" in config.model_fields_set else {}
     key = title if re.fullmatch(r"[A-Za-z0-9_-]+", title) else _toml(title)
-    lines = ["# For the run. List the words of all owners in categories, here and in node.toml; ? is a missing one."]
+    lines = [
+        "# For the run. List the words of all owners in categories, here and in node.toml; ? is "
+        "a missing one."
+    ]
     lines += ["[data]", f"name = {_toml(title)}", "", "[data.row_schema]", "columns = ["]
-    lines += [f"    {_toml(column)}," for column in used if column not in words and column not in fixed]
-    lines += [f"    {{ name = {_toml(column)}, encode = {_toml(kind)} }}," for column, kind in fixed.items()]
-    lines += [f"    {{ name = {_toml(column)}, categories = {_toml(values)} }}," for column, values in words.items()]
+    lines += [
+        f"    {_toml(column)}," for column in used if column not in words and column not in fixed
+    ]
+    lines += [
+        f"    {{ name = {_toml(column)}, encode = {_toml(kind)} }},"
+        for column, kind in fixed.items()
+    ]
+    lines += [
+        f"    {{ name = {_toml(column)}, categories = {_toml(values)} }},"
+        for column, values in words.items()
+    ]
     lines += ["]", f"label = {_toml(found.label)}"]
     if spread := found.spread():
         own["label_scale"] = [float(f"{spread[key]:.2g}") for key in ("mean", "sd")]
@@ -316,7 +409,9 @@ def _print_sections(name: str, config: "DataConfig") -> None:
     else:
         lines += [f"classes = {_toml(list(table.classes))}", ""]
     lines += ["# For node.toml of each owner. A run may use what keep lists.", f"[data.{key}]"]
-    lines += ["# score = true  # let the coordinator have models scored here; one node at least must"]
+    lines += [
+        "# score = true  # let the coordinator have models scored here; one node at least must"
+    ]
     lines += [f"{setting} = {_toml(value)}" for setting, value in own.items()]
     lines += [f"categories.{_toml(column)} = {_toml(values)}" for column, values in words.items()]
     lines += [f"encode.{_toml(column)} = {_toml(kind)}" for column, kind in fixed.items()]
@@ -330,4 +425,6 @@ def _toml(value: str | float | list[str] | list[float]) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     every = list(names)
-    return ", ".join(every[:SHOWN]) + (f" and {len(every) - SHOWN} more" if len(every) > SHOWN else "")
+    return ", ".join(every[:SHOWN]) + (
+        f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
+    )

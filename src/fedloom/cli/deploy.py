@@ -23,7 +23,9 @@ SHOWN = 10
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    folder: Annotated[Path | None, typer.Option("--out", help="The folder to write to. Default: RUN/export.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="The folder to write to. Default: RUN/export.")
+    ] = None,
     force: Force = False,
     trust: Trust = None,
 ) -> None:
@@ -33,9 +35,11 @@ def export(
 
     [bold]fedloom export runs/mine --out models[/]  (models/client-0, client-1, …, and server)
 
-    Plain PyTorch opens them: python models/server/predict.py ROWS.csv. So does fedloom predict models/server ROWS.csv.
+    Plain PyTorch opens them: python models/server/predict.py ROWS.csv. So does fedloom predict
+        models/server ROWS.csv.
 
-    A vertical run gives parties/party-0, party-1, …, and active. A folder holds nothing of another party: no row, no
+    A vertical run gives parties/party-0, party-1, …, and active. A folder holds nothing of another
+    party: no row, no
     label, no weight. Then: fedloom embed, fedloom predict.
     """
     from fedloom.deploy.export import export as export_run
@@ -51,18 +55,31 @@ def export(
             holds = f"the {'shared model' if shared else 'model'} ({escape(exported.models[name])})"
             table.add_row(name, "everybody" if shared else name, holds, f"{size / 1000:,.0f}")
             continue
-        owner = "the active party" if name in (ACTIVE, "party-0") else f"party {name.removeprefix('party-')}"
+        owner = (
+            "the active party"
+            if name in (ACTIVE, "party-0")
+            else f"party {name.removeprefix('party-')}"
+        )
         if exported.bins:
-            holds = "the forests over all parties' bins" if name == ACTIVE else "the bins of its columns"
+            holds = (
+                "the forests over all parties' bins"
+                if name == ACTIVE
+                else "the bins of its columns"
+            )
         else:
-            holds = "the classifier of all embeddings" if name == ACTIVE else f"{own} ({escape(exported.models[name])})"
+            holds = (
+                "the classifier of all embeddings"
+                if name == ACTIVE
+                else f"{own} ({escape(exported.models[name])})"
+            )
         table.add_row(name, owner, holds, f"{size / 1000:,.0f}")
     out.print(table)
     for name, reason in exported.skipped.items():
         out.print(f"no folder for {escape(name)}: {escape(reason)}", soft_wrap=True)
     if exported.round < exported.rounds:
         out.print(
-            f"The run is unfinished: the folders hold the models after {exported.round} of {exported.rounds} rounds.",
+            f"The run is unfinished: the folders hold the models after {exported.round} of "
+            f"{exported.rounds} rounds.",
             soft_wrap=True,
         )
     out.print(f"verified: predictions match the run on {exported.tried} test rows")
@@ -70,12 +87,15 @@ def export(
 
 
 def embed(
-    folder: Annotated[Path, typer.Argument(metavar="PARTY_FOLDER", help="A party's folder, from fedloom export.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="PARTY_FOLDER", help="A party's folder, from fedloom export.")
+    ],
     rows: Annotated[
         Path,
         typer.Argument(
             metavar="ROWS.csv",
-            help="New rows with the party's own columns, - for standard input; or a list of images, or .npy.",
+            help="New rows with the party's own columns, - for standard input; or a list of "
+            "images, or .npy.",
         ),
     ],
     target: Annotated[Path, typer.Option("--out", help="The file to write.")],
@@ -89,9 +109,11 @@ def embed(
 
     Columns may be in any order, and others are ignored.
 
-    With --id the file has a digest of the order of the people, so that mismatched rows are refused; it has no id.
+    With --id the file has a digest of the order of the people, so that mismatched rows are refused;
+    it has no id.
 
-    Images: a CSV file that lists files, in the column path or one for each view; or uint8 (n, C, H, W) in a .npy.
+    Images: a CSV file that lists files, in the column path or one for each view; or uint8 (n, C, H,
+        W) in a .npy.
     """
     from fedloom.deploy.deployed import load_party
     from fedloom.deploy.embeddings import write_embeddings
@@ -102,10 +124,13 @@ def embed(
     raw, ids = read_rows(Path(standard_input(str(rows), ".csv")), party.inputs.recipe, id_)
     embeddings = party.embed(raw, ids)
     write_embeddings(target, embeddings)
-    out.print(f"party {party.number}: {len(embeddings):,} rows, {embeddings.values.shape[1]} numbers each")
+    out.print(
+        f"party {party.number}: {len(embeddings):,} rows, {embeddings.values.shape[1]} numbers each"
+    )
     if ids is None:
         out.print(
-            "No --id: the active party cannot check that all parties' rows are of the same people in the same order.",
+            "No --id: the active party cannot check that all parties' rows are of the same "
+            "people in the same order.",
             soft_wrap=True,
         )
     written("written", target)
@@ -115,15 +140,21 @@ def predict(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of fedloom export.")],
     rows: Annotated[
         Path | None,
-        typer.Argument(metavar="ROWS.csv", help="New rows, - for standard input; at active, a file with the ids."),
+        typer.Argument(
+            metavar="ROWS.csv",
+            help="New rows, - for standard input; at active, a file with the ids.",
+        ),
     ] = None,
     embeddings: Annotated[
         list[str] | None,
-        typer.Option("--embeddings", "-e", metavar="N=FILE", help="A party's embeddings, from fedloom embed."),
+        typer.Option(
+            "--embeddings", "-e", metavar="N=FILE", help="A party's embeddings, from fedloom embed."
+        ),
     ] = None,
     id_: IdColumn = None,
     target: Annotated[
-        Path | None, typer.Option("--out", help="A CSV file to write. Default: print the first rows.")
+        Path | None,
+        typer.Option("--out", help="A CSV file to write. Default: print the first rows."),
     ] = None,
     force: Force = False,
     trust: Trust = None,
@@ -132,14 +163,17 @@ def predict(
 
     [bold]fedloom predict models/server new.csv --out predictions.csv[/]
 
-    [bold]fedloom predict parties/active -e 0=e0.safetensors -e 1=e1.safetensors --out predictions.csv[/]
+    [bold]fedloom predict parties/active -e 0=e0.safetensors -e 1=e1.safetensors --out
+    predictions.csv[/]
 
-    [bold]fedloom predict parties/active clinic.csv --id patient -e 0=e0.safetensors -e 1=e1.safetensors[/]
+    [bold]fedloom predict parties/active clinic.csv --id patient -e 0=e0.safetensors -e
+    1=e1.safetensors[/]
 
-    [bold]fedloom predict parties/party-1 lab.csv --id patient[/]  (alone, from its prototypes: proto-evfl)
+    [bold]fedloom predict parties/party-1 lab.csv --id patient[/]  (alone, from its prototypes:
+    proto-evfl)
 
-    The CSV file has the id or the row's number, the predicted class, and a probability for each class; or the predicted
-    number, in the unit of the label.
+    The CSV file has the id or the row's number, the predicted class, and a probability for each
+    class; or the predicted number, in the unit of the label.
     """
     from fedloom.deploy.deployed import load_party
     from fedloom.deploy.embeddings import write_predictions
@@ -153,7 +187,9 @@ def predict(
     ids: list[str] | None
     if (folder / MODEL).is_file():
         if rows is None or embeddings:
-            raise ConfigError(f"{folder} has a model, which predicts from rows: fedloom predict {folder} ROWS.csv")
+            raise ConfigError(
+                f"{folder} has a model, which predicts from rows: fedloom predict {folder} ROWS.csv"
+            )
         model = load_model(folder, trust=trust or ())
         raw, ids = read_rows(rows, model.recipe, id_)
         classes, shares = model.classes, model.predict(raw)
@@ -170,14 +206,16 @@ def predict(
     else:
         if rows is None or embeddings:
             raise ConfigError(
-                f"{folder} is the folder of one party, which predicts from its own rows: fedloom predict {folder} "
-                "ROWS.csv; use --embeddings with the active party's folder"
+                f"{folder} is the folder of one party, which predicts from its own rows: fedloom "
+                f"predict {folder} ROWS.csv; use --embeddings with the active party's folder"
             )
         party = load_party(folder, trust=trust or ())
         raw, ids = read_rows(rows, party.inputs.recipe, id_)
         classes, shares = party.classes, party.predict_alone(raw)
         out.print(f"party {party.number} alone, from its prototypes: {len(shares):,} rows")
-    heading, names = ("row", [str(n) for n in range(1, len(shares) + 1)]) if ids is None else (id_ or "row", ids)
+    heading, names = (
+        ("row", [str(n) for n in range(1, len(shares) + 1)]) if ids is None else (id_ or "row", ids)
+    )
     if target is not None:
         write_predictions(target, heading, names, classes, shares)
     else:
@@ -192,28 +230,39 @@ def predict(
 
 
 def _jointly(
-    folder: Path, rows: Path | None, embeddings: Sequence[str], id: str | None, trust: Collection[str]
+    folder: Path,
+    rows: Path | None,
+    embeddings: Sequence[str],
+    id: str | None,
+    trust: Collection[str],
 ) -> "tuple[DeployedActive, np.ndarray, list[str] | None]":
-    """The active party, probabilities (n, Z) or numbers, and ids of the people if a file with them was given."""
+    """The active party, probabilities (n, Z) or numbers, and ids of the people if a file with them
+    was given.
+    """
     from fedloom.data.hub import read_table
     from fedloom.deploy.deployed import load_active
 
     if not embeddings or (rows is None) != (id is None):
         raise ConfigError(
-            f"{folder} is the active party's folder, which predicts from all parties' embeddings: give a file for "
-            "each, --embeddings 0=e0.safetensors --embeddings 1=e1.safetensors …; a CSV file, for the ids of the rows, "
-            "needs --id"
+            f"{folder} is the active party's folder, which predicts from all parties' "
+            "embeddings: give a file for each, --embeddings 0=e0.safetensors --embeddings "
+            "1=e1.safetensors …; a CSV file, for the ids of the rows, needs --id"
         )
     active = load_active(folder, trust=trust)
     ids = None if rows is None or id is None else read_table(rows, needed=[id])[id].text
     parts = [_read_embeddings(text) for text in embeddings]
     shares = active.predict(parts, ids)
     needed = len(active.manifest.needs)
-    who = f"all {needed} parties together" if len(parts) == needed else f"{len(parts)} of {needed} parties"
+    who = (
+        f"all {needed} parties together"
+        if len(parts) == needed
+        else f"{len(parts)} of {needed} parties"
+    )
     out.print(f"{who}: {len(shares):,} rows" if needed > 1 else "one party")
     if not parts[0].order:
         out.print(
-            "The embeddings were made without --id: whether their rows are of the same people was not checked.",
+            "The embeddings were made without --id: whether their rows are of the same people "
+            "was not checked.",
             soft_wrap=True,
         )
     return active, shares, ids
@@ -228,17 +277,25 @@ def _read_embeddings(text: str) -> "Embeddings":
     path = Path(file if numbered else text)
     embeddings = read_embeddings(path)
     if numbered and embeddings.party != int(number):
-        raise DataError(f"{path} holds embeddings of party {embeddings.party}, not of party {number}.")
+        raise DataError(
+            f"{path} holds embeddings of party {embeddings.party}, not of party {number}."
+        )
     return embeddings
 
 
 def _numbers(
-    labels: Sequence[str], numbers: "np.ndarray", ids: Sequence[str] | None, id: str | None, target: Path | None
+    labels: Sequence[str],
+    numbers: "np.ndarray",
+    ids: Sequence[str] | None,
+    id: str | None,
+    target: Path | None,
 ) -> None:
     """Write predicted numbers (n, W), or print the first rows, and their range."""
     from fedloom.deploy.embeddings import write_numbers
 
-    heading, names = ("row", [str(n) for n in range(1, len(numbers) + 1)]) if ids is None else (id or "row", ids)
+    heading, names = (
+        ("row", [str(n) for n in range(1, len(numbers) + 1)]) if ids is None else (id or "row", ids)
+    )
     if target is not None:
         write_numbers(target, heading, names, labels, numbers)
     else:
@@ -249,7 +306,10 @@ def _numbers(
         if len(numbers) > SHOWN:
             out.print(f"… and {len(numbers) - SHOWN:,} more; --out predictions.csv writes all")
     first = numbers[:, 0]
-    out.print(f"{escape(labels[0])} from {first.min():,.6g} to {first.max():,.6g}, mean {first.mean():,.6g}")
+    out.print(
+        f"{escape(labels[0])} from {first.min():,.6g} to {first.max():,.6g}, mean "
+        f"{first.mean():,.6g}"
+    )
     if target is not None:
         written("written", target)
 
@@ -265,13 +325,18 @@ def _show(heading: str, names: Sequence[str], classes: Sequence[str], shares: "n
     out.print(table)
     if len(shares) > SHOWN:
         out.print(
-            f"… and {len(shares) - SHOWN:,} more; --out predictions.csv writes all, with every class's probability"
+            f"… and {len(shares) - SHOWN:,} more; --out predictions.csv writes all, with every "
+            "class's probability"
         )
 
 
 def _refuse_overwrite(target: Path, force: bool) -> None:
     if target.exists() and not (force and target.is_file()):
-        problem = "already exists; add --force to replace it, or" if target.is_file() else "is a folder;"
+        problem = (
+            "already exists; add --force to replace it, or" if target.is_file() else "is a folder;"
+        )
         raise ConfigError(f"{target} {problem} choose another --out")
     if not target.absolute().parent.is_dir():
-        raise ConfigError(f"the folder {target.parent} does not exist; create it, or choose another --out")
+        raise ConfigError(
+            f"the folder {target.parent} does not exist; create it, or choose another --out"
+        )

@@ -42,10 +42,11 @@ def certs(
     renew: bool = False,
     here: bool = False,
 ) -> None:
-    """Create a CA, configs, and the coordinator's certificate: a folder for each node, and one for the coordinator.
+    """Create a CA, configs, and the coordinator's certificate: a folder for each node, and one for
+    the coordinator.
 
-    The first call creates the CA; further calls add nodes to the same federation. Nodes make their keys themselves, see
-    `request`, unless `here`.
+    The first call creates the CA; further calls add nodes to the same federation. Nodes make their
+    keys themselves, see `request`, unless `here`.
 
     Args:
         names: of the nodes.
@@ -54,33 +55,41 @@ def certs(
         out: for the summary.
         password: of the CA's key.
         days: until the certificates expire.
-        address: `host:port` of the coordinator, which nodes dial; by default that of an earlier call, or port 7443 of
-            this machine.
+        address: `host:port` of the coordinator, which nodes dial; by default that of an earlier
+            call, or port 7443 of this machine.
         renew: create new certificates for existing names and keep their configs.
         here: create the keys of all nodes here, and a CA whose key has no password: for tests.
 
     Raises:
-        ConfigError: a name is invalid, exists already, or does not exist to renew; nothing was written.
+        ConfigError: a name is invalid, exists already, or does not exist to renew; nothing was
+            written.
     """
     refuse_file(folder)
     _check_names(names, folder)
     authority = _authority(folder, password) if (folder / CA).exists() else None
     (_check_existing if renew else _check_new)(names, folder, authority)
-    away = [name for name in names if renew and not here and not (folder / name / "key.pem").exists()]
+    away = [
+        name for name in names if renew and not here and not (folder / name / "key.pem").exists()
+    ]
     if away:
         raise ConfigError(
-            f"the key of {away[0]} is not here: run fedloom certs --request {away[0]} at its site, and --sign here; or "
-            "make a new key here with --all-here"
+            f"the key of {away[0]} is not here: run fedloom certs --request {away[0]} at its "
+            "site, and --sign here; or make a new key here with --all-here"
         )
     _check_days(days)
     before, listen = files.read(folder)
     address = address or listen
     if isinstance(endpoint(address), str) or address.startswith(("0.0.0.0:", "[::]:")):
-        raise ConfigError(f"nodes cannot dial {address}; give --address HOST:PORT of the coordinator's machine")
+        raise ConfigError(
+            f"nodes cannot dial {address}; give --address HOST:PORT of the coordinator's machine"
+        )
     authority = authority or CertificateAuthority.create(folder, "" if here else password(True))
     authority.refresh()
     new = [name for name in names if name not in {COORDINATOR, *before}]
-    certified = [*([] if (folder / COORDINATOR).exists() or COORDINATOR in names else [COORDINATOR]), *names]
+    certified = [
+        *([] if (folder / COORDINATOR).exists() or COORDINATOR in names else [COORDINATOR]),
+        *names,
+    ]
     for name in certified:
         if here or renew or name == COORDINATOR:
             _write_credentials(authority, name, days)
@@ -89,11 +98,16 @@ def certs(
         peers = [other for other in (*before, *new) if other != name]
         if name != COORDINATOR and not (folder / name / NODE).exists():
             write(folder / name / NODE, files.node_toml(name, address, peers, methods).encode())
-    text = (folder / FEDERATION).read_text(encoding="utf-8") if (folder / FEDERATION).exists() else ""
+    text = (
+        (folder / FEDERATION).read_text(encoding="utf-8") if (folder / FEDERATION).exists() else ""
+    )
     write(folder / FEDERATION, files.federation_toml(text, address, new).encode())
     _print_summary(folder, certified, address, methods if new else (), out, here=here or renew)
     if before and new:
-        out.print(f"Add {', '.join(new)} to peers in node.toml of {', '.join(before)}, and start these again.")
+        out.print(
+            f"Add {', '.join(new)} to peers in node.toml of {', '.join(before)}, and start these "
+            "again."
+        )
 
 
 def request(name: str, roles: Sequence[str], folder: Path, out: Console) -> None:
@@ -116,15 +130,23 @@ def request(name: str, roles: Sequence[str], folder: Path, out: Console) -> None
     made = make_request(name, roles, folder)
     for line in (
         f"{'kept    ' if old else 'written '} {folder / 'key.pem'}: it stays on this machine",
-        f"written  {folder / 'request.pem'}: send it to the CA's owner, who runs fedloom certs --sign request.pem",
+        f"written  {folder / 'request.pem'}: send it to the CA's owner, who runs fedloom certs "
+        "--sign request.pem",
         f"fingerprint of the key: {made.fingerprint}",
-        "Tell them the fingerprint by phone. Put the certificate.pem that they send beside the key.",
+        "Tell them the fingerprint by phone. Put the certificate.pem that they send beside the "
+        "key.",
     ):
         out.print(line, soft_wrap=True, markup=False)
 
 
 def sign(
-    file: Path, folder: Path, out: Console, *, password: Password, sure: Callable[[], bool], days: int = DAYS
+    file: Path,
+    folder: Path,
+    out: Console,
+    *,
+    password: Password,
+    sure: Callable[[], bool],
+    days: int = DAYS,
 ) -> None:
     """Sign a site's request, and write its certificate to its folder here.
 
@@ -147,7 +169,9 @@ def sign(
     lines = [f"name         {asked.name}", f"roles        {', '.join(asked.roles) or 'none'}"]
     lines += [f"fingerprint  {asked.fingerprint}"]
     if before:
-        lines.append(f"{asked.name} has a certificate until {before[-1].ends}; this is a further one.")
+        lines.append(
+            f"{asked.name} has a certificate until {before[-1].ends}; this is a further one."
+        )
     if asked.name == COORDINATOR or "submit" in asked.roles:
         lines.append("Its owner will be able to start runs at nodes that name it in callers.")
     for line in lines:
@@ -160,23 +184,34 @@ def sign(
     place.mkdir(mode=0o700, exist_ok=True)
     write(place / "certificate.pem", authority.sign(asked, days))
     _hand_out(folder, [asked.name])
-    out.print(f"written  {place / 'certificate.pem'}: send it back, with {CA} and {REVOKED} beside it", soft_wrap=True)
+    out.print(
+        f"written  {place / 'certificate.pem'}: send it back, with {CA} and {REVOKED} beside it",
+        soft_wrap=True,
+    )
     if asked.name not in (COORDINATOR, *files.read(folder)[0]) and not asked.roles:
-        out.print(f"{folder / FEDERATION} has no node {asked.name}: add it with fedloom certs {asked.name}")
+        out.print(
+            f"{folder / FEDERATION} has no node {asked.name}: add it with fedloom certs "
+            f"{asked.name}"
+        )
 
 
 def renew_list(folder: Path, out: Console, password: Password) -> None:
     """Sign the list of revoked certificates again, and copy it to every folder here."""
     _authority(folder, password).refresh()
     _hand_out(folder, [path.parent.name for path in folder.glob(f"*/{REVOKED}")])
-    out.print(f"valid for {LIST_DAYS} days: copy {folder / REVOKED} to all machines", soft_wrap=True)
+    out.print(
+        f"valid for {LIST_DAYS} days: copy {folder / REVOKED} to all machines", soft_wrap=True
+    )
 
 
-def revoke(names: Sequence[str], folder: Path, out: Console, password: Password = lambda new: "") -> None:
+def revoke(
+    names: Sequence[str], folder: Path, out: Console, password: Password = lambda new: ""
+) -> None:
     """Revoke all certificates of these names, and copy the new list to every folder here.
 
     Raises:
-        ConfigError: the CA is not here, or has issued no certificate for a name; nothing was written.
+        ConfigError: the CA is not here, or has issued no certificate for a name; nothing was
+            written.
     """
     authority = _authority(folder, password)
     known = {one.name for one in authority.issued()}
@@ -184,12 +219,22 @@ def revoke(names: Sequence[str], folder: Path, out: Console, password: Password 
         raise ConfigError("give the names of the nodes whose certificates to revoke")
     for name in names:
         if name not in known:
-            raise ConfigError(f"{name!r} has no certificate of this CA; names with one: {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"{name!r} has no certificate of this CA; names with one: "
+                f"{', '.join(sorted(known))}"
+            )
     for name in names:
         count = authority.revoke(name)
-        out.print(f"{name}: {count} certificate{'s' * (count != 1)} revoked" if count else f"{name} is revoked already")
+        out.print(
+            f"{name}: {count} certificate{'s' * (count != 1)} revoked"
+            if count
+            else f"{name} is revoked already"
+        )
     _hand_out(folder, [path.parent.name for path in folder.glob(f"*/{REVOKED}")])
-    out.print(f"Copy {folder / REVOKED} to all other machines; each uses it as soon as it is copied.", soft_wrap=True)
+    out.print(
+        f"Copy {folder / REVOKED} to all other machines; each uses it as soon as it is copied.",
+        soft_wrap=True,
+    )
 
 
 def _authority(folder: Path, password: Password) -> CertificateAuthority:
@@ -203,12 +248,17 @@ def _check_days(days: int) -> None:
 
 def _check_name(name: str) -> None:
     if not re.fullmatch(rf"{_LABEL}(\.{_LABEL})*", name):
-        raise ConfigError(f"a name must have lower-case letters, digits and hyphens, such as hospital-a, not {name!a}")
+        raise ConfigError(
+            "a name must have lower-case letters, digits and hyphens, such as hospital-a, not "
+            f"{name!a}"
+        )
 
 
 def _check_names(names: Sequence[str], folder: Path) -> None:
     if not names:
-        raise ConfigError("give the names of the nodes, such as: fedloom certs hospital-a hospital-b --out fed")
+        raise ConfigError(
+            "give the names of the nodes, such as: fedloom certs hospital-a hospital-b --out fed"
+        )
     for name in names:
         _check_name("" if (folder / name).is_file() else name)
     if len(set(names)) < len(names):
@@ -217,18 +267,27 @@ def _check_names(names: Sequence[str], folder: Path) -> None:
 
 def _check_new(names: Sequence[str], folder: Path, authority: CertificateAuthority | None) -> None:
     if COORDINATOR in names:
-        raise ConfigError(f"remove {COORDINATOR} from the names: it gets a certificate anyway; renew it with --renew")
+        raise ConfigError(
+            f"remove {COORDINATOR} from the names: it gets a certificate anyway; renew it with "
+            "--renew"
+        )
     issued = {one.name for one in authority.issued()} if authority is not None else set()
     for name in names:
         if name in issued or (folder / name).exists():
-            raise ConfigError(f"{name} has a certificate or a folder already; renew its certificate with --renew")
+            raise ConfigError(
+                f"{name} has a certificate or a folder already; renew its certificate with --renew"
+            )
 
 
-def _check_existing(names: Sequence[str], folder: Path, authority: CertificateAuthority | None) -> None:
+def _check_existing(
+    names: Sequence[str], folder: Path, authority: CertificateAuthority | None
+) -> None:
     issued = {one.name for one in authority.issued()} if authority is not None else set()
     for name in names:
         if name not in issued:
-            raise ConfigError(f"{folder} has no certificate of {name} to renew; create one without --renew")
+            raise ConfigError(
+                f"{folder} has no certificate of {name} to renew; create one without --renew"
+            )
 
 
 def _write_credentials(authority: CertificateAuthority, name: str, days: int) -> None:
@@ -249,7 +308,13 @@ def _hand_out(folder: Path, names: Sequence[str]) -> None:
 
 
 def _print_summary(
-    folder: Path, certified: Sequence[str], address: str, methods: Collection[str], out: Console, *, here: bool
+    folder: Path,
+    certified: Sequence[str],
+    address: str,
+    methods: Collection[str],
+    out: Console,
+    *,
+    here: bool,
 ) -> None:
     table = plain_table("name", "folder")
     for name in certified:
@@ -257,9 +322,14 @@ def _print_summary(
     out.print(table)
     lines = [f"written  {folder / FEDERATION}", f"Nodes dial {address}; they need no open port."]
     if local(address):
-        lines.append("Only this machine can reach that address: give --address HOST:PORT for nodes on other machines.")
+        lines.append(
+            "Only this machine can reach that address: give --address HOST:PORT for nodes on "
+            "other machines."
+        )
     if methods:
-        lines.append(f"Nodes allow {', '.join(sorted(methods))}: change methods in {NODE} to allow others.")
+        lines.append(
+            f"Nodes allow {', '.join(sorted(methods))}: change methods in {NODE} to allow others."
+        )
     keep = f"Keep {folder / CA_KEY} to yourself: whoever has it can impersonate any party."
     if here:
         lines += [f"Copy each folder to its own machine, and remove it here: it has a key. {keep}"]
@@ -268,6 +338,9 @@ def _print_summary(
         lines += [f"Send each node's folder to its site; it holds no secret. {keep}"]
         lines += [f"In it, the site runs: fedloom certs --request {name}" for name in sites]
         lines += [f"Then, here: fedloom certs --sign request.pem --out {folder}"] if sites else []
-    lines += [f"The list of revoked certificates is valid for {LIST_DAYS} days: renew it with fedloom certs --list."]
+    lines += [
+        f"The list of revoked certificates is valid for {LIST_DAYS} days: renew it with fedloom "
+        "certs --list."
+    ]
     for line in lines:
         out.print(line, soft_wrap=True)

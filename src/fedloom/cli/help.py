@@ -1,4 +1,6 @@
-"""Help of commands: paragraphs that fill the line, and a form for narrow terminals that cuts no word off."""
+"""Help of commands: paragraphs that fill the line, and a form for narrow terminals that cuts no
+word off.
+"""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -10,7 +12,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from fedloom.cli.options import out
 
-if TYPE_CHECKING:  # Typer 0.26 and newer have their own copy of click, so nothing of click is used when this runs
+# Typer 0.26 and newer have their own copy of click, so nothing of click is used when this runs
+if TYPE_CHECKING:
     from click import Context, HelpFormatter
 
 NARROW = 80
@@ -57,12 +60,16 @@ def _print_narrow(command: TyperCommand | TyperGroup, context: "Context") -> Non
         out.print(f"\n{command.epilog}")
 
 
-def _sections(command: TyperCommand | TyperGroup, context: "Context") -> Iterator[tuple[str, list[tuple[str, str]]]]:
+def _sections(
+    command: TyperCommand | TyperGroup, context: "Context"
+) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """The headings of the help, each with names and texts, as markup."""
     records: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in command.get_params(context):
         if record := param.get_help_record(context):
-            records["Arguments" if param.param_type_name == "argument" else "Options"].append(record)
+            records["Arguments" if param.param_type_name == "argument" else "Options"].append(
+                record
+            )
     yield from ((heading, entries) for heading, entries in records.items() if entries)
     if not isinstance(command, TyperGroup):
         return

@@ -1,8 +1,10 @@
-"""Lists of methods, networks, data sets, partitions, presets and settings, and shell completion from them.
+"""Lists of methods, networks, data sets, partitions, presets and settings, and shell completion
+from them.
 
-Reading them from the pages takes as long as importing PyTorch. So a wheel has them in `INDEX`, which
-`write_index` writes before it is built, with the digest of all source files. Where a source file was
-added or changed since, or there is no such file, they are read from the pages and cached on disk under the new digest.
+Reading them from the pages takes as long as importing PyTorch. So a wheel has them in `INDEX`,
+which `write_index` writes before it is built, with the digest of all source files. Where a source
+file was added or changed since, or there is no such file, they are read from the pages and cached
+on disk under the new digest.
 """
 
 import contextlib
@@ -31,16 +33,20 @@ ROOT = Path(str(files("fedloom")))
 """The folder of the package."""
 INDEX = ROOT / "cli/listing.json"
 """The lists of a wheel; a checkout has no such file."""
-NO_PAPERS = "the papers' tables and figures are a package of their own: in a clone, pip install -e . -e papers"
+NO_PAPERS = (
+    "the papers' tables and figures are a package of their own: in a clone, pip install -e . -e "
+    "papers"
+)
 KEPT = 8
 """Maximum number of earlier versions in the cache."""
 
 
 def listing() -> dict[str, Any]:
-    """The rows of each of `LISTS` but reproductions, `settings` of a run, and of each method `params` and its `pages`.
+    """The rows of each of `LISTS` but reproductions, `settings` of a run, and of each method
+    `params` and its `pages`.
 
-    A setting comes with the words that its type lists. A page is its file below `ROOT` and the name of the first method
-    in it.
+    A setting comes with the words that its type lists. A page is its file below `ROOT` and the name
+    of the first method in it.
     """
     digest = _digest()
     entry = cache_folder("lists") / f"{digest}.json"
@@ -74,7 +80,9 @@ def rows_of(kind: str) -> list[Row]:
     if not every:
         raise ConfigError(NO_PAPERS)
     return [
-        {"name": name, "place": one["place"], "title": one["title"]} for name, one in every.items() if "rows" in one
+        {"name": name, "place": one["place"], "title": one["title"]}
+        for name, one in every.items()
+        if "rows" in one
     ]
 
 
@@ -99,7 +107,11 @@ def _build() -> dict[str, Any]:
     from fedloom.experiment.plan.reading import experiments
     from fedloom.models import BLACK_BOXES, MODELS
 
-    boxes = {"inputs": ["table", "image"], "norm": "", "source": "scikit-learn; docs/black-boxes.md"}
+    boxes = {
+        "inputs": ["table", "image"],
+        "norm": "",
+        "source": "scikit-learn; docs/black-boxes.md",
+    }
     registry = methods.registry()
     return {
         "methods": [
@@ -118,7 +130,10 @@ def _build() -> dict[str, Any]:
                 {"name": k, "what": m.title, "inputs": m.inputs, "norm": m.norm, "source": m.source}
                 for k, m in MODELS.items()
             ),
-            *({"name": name, "what": f"black box: {box.title}", **boxes} for name, box in BLACK_BOXES.items()),
+            *(
+                {"name": name, "what": f"black box: {box.title}", **boxes}
+                for name, box in BLACK_BOXES.items()
+            ),
         ],
         "datasets": [
             {"name": name, "what": s.title, "bundled": s.bundled, "hub": s.hub, "extra": s.extra}
@@ -128,11 +143,17 @@ def _build() -> dict[str, Any]:
             {"name": name, "what": p.title, "options": [f"{o.name}={o.default}" for o in p.options]}
             for name, p in PARTITIONS.items()
         ],
-        "experiments": [{"name": k, "what": tomllib.loads(text).get("title", "")} for k, text in experiments().items()],
+        "experiments": [
+            {"name": k, "what": tomllib.loads(text).get("title", "")}
+            for k, text in experiments().items()
+        ],
         "settings": dict(sorted(_settings(RunConfig))),
         "params": {name: params(method) for name, method in registry.items()},
         "pages": {
-            method.name: [Path(str(page.__file__)).relative_to(ROOT).as_posix(), methods.methods_of(page)[0].name]
+            method.name: [
+                Path(str(page.__file__)).relative_to(ROOT).as_posix(),
+                methods.methods_of(page)[0].name,
+            ]
             for page in methods.pages()
             for method in methods.methods_of(page)
         },
@@ -149,7 +170,9 @@ def params(method: Any) -> list[Row]:
 
 
 def _settings(section: Any, prefix: str = "") -> Iterator[tuple[str, list[str]]]:
-    """The dotted name of each setting in a section of a config, and the words that its type lists."""
+    """The dotted name of each setting in a section of a config, and the words that its
+    type lists.
+    """
     for name, field in section.model_fields.items():
         kind = field.annotation
         if hasattr(kind, "model_fields"):
@@ -171,23 +194,32 @@ def completing(*kinds: str) -> Callable[[str], list[tuple[str, str]]]:
 
 def complete_list(incomplete: str) -> list[tuple[str, str]]:
     """Names of lists, and methods."""
-    return [(name, "") for name in LISTS if name.startswith(incomplete)] + completing("methods")(incomplete)
+    return [(name, "") for name in LISTS if name.startswith(incomplete)] + completing("methods")(
+        incomplete
+    )
 
 
 def complete_engine(incomplete: str) -> list[tuple[str, str]]:
     """Names of engines."""
-    return [(name, "") for name in listing()["settings"]["engine.name"] if name.startswith(incomplete)]
+    return [
+        (name, "") for name in listing()["settings"]["engine.name"] if name.startswith(incomplete)
+    ]
 
 
 def complete_setting(incomplete: str) -> list[tuple[str, str]]:
-    """Settings of a run, those of its method, and the names that a setting can have; in a list of names, the last."""
+    """Settings of a run, those of its method, and the names that a setting can have; in a list of
+    names, the last.
+    """
     known, (key, equals, value) = listing(), incomplete.partition("=")
     if equals:
         start = re.split(r'[\[", ]', value)[-1]
         found = [(word, "") for word in known["settings"].get(key, ()) if word.startswith(start)]
         found += completing(NAMED[key])(start) if key in NAMED else []
         return [(incomplete.removesuffix(start) + word, what) for word, what in found]
-    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""  # of bash, or of other shells
-    own = [(row["name"], row["what"]) for name in line.split() for row in known["params"].get(name, ())]
+    # of bash, or of other shells
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    own = [
+        (row["name"], row["what"]) for name in line.split() for row in known["params"].get(name, ())
+    ]
     every = [*own, *((name, "") for name in known["settings"])]
     return [(f"{name}=", what) for name, what in dict(every).items() if name.startswith(incomplete)]

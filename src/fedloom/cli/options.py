@@ -26,12 +26,16 @@ WIDE = 1_000
 """A width, in characters, that no word has."""
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Control characters other than tab and line feed, and marks that reverse the direction of text: in the name of a
-column, file or party they could command a terminal, or show another text than is there."""
+"""Control characters other than tab and line feed, and marks that reverse the direction of text: in
+the name of a column, file or party they could command a terminal, or show another text than is
+there.
+"""
 
 
 class SafeConsole(Console):
-    """A console that prints control characters of any text, such as names in a file from elsewhere, as �."""
+    """A console that prints control characters of any text, such as names in a file from elsewhere,
+    as �.
+    """
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """The segments of what is printed; those of rich's own cursor movements are kept."""
@@ -39,7 +43,9 @@ class SafeConsole(Console):
             if segment.control or not _CONTROLS.search(segment.text):
                 yield segment
             else:
-                yield segment._replace(text=_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", segment.text))
+                yield segment._replace(
+                    text=_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", segment.text)
+                )
 
 
 out = SafeConsole(highlight=False)
@@ -47,7 +53,9 @@ err = SafeConsole(stderr=True, highlight=False)
 
 
 def print_plain(text: str) -> None:
-    """Print a text without style, such as JSON, in which control characters are escaped as JSON has it."""
+    """Print a text without style, such as JSON, in which control characters are escaped as JSON has
+    it.
+    """
     typer.echo(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
@@ -64,27 +72,41 @@ Settings = Annotated[
 Seed = Annotated[int | None, typer.Option(help="Seed of all random draws.")]
 Device = Annotated[str | None, typer.Option(help="A torch device, such as cpu or cuda.")]
 ParallelRuns = Annotated[
-    int | None, typer.Option(min=1, help="Runs in parallel; results do not depend on it. Default: one per core or GPU.")
+    int | None,
+    typer.Option(
+        min=1, help="Runs in parallel; results do not depend on it. Default: one per core or GPU."
+    ),
 ]
 Track = Annotated[
     list[str] | None,
-    typer.Option("--track", metavar="NAME", help="Send metrics to tensorboard, mlflow or wandb. Repeatable."),
+    typer.Option(
+        "--track", metavar="NAME", help="Send metrics to tensorboard, mlflow or wandb. Repeatable."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print the result in one line and nothing else.")]
-PlanOnly = Annotated[bool, typer.Option("--plan", help="Print the planned runs and their cost, and exit.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", help="Print the result in one line and nothing else.")
+]
+PlanOnly = Annotated[
+    bool, typer.Option("--plan", help="Print the planned runs and their cost, and exit.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 IdColumn = Annotated[str | None, typer.Option("--id", metavar="NAME", help="The id column.")]
 Trust = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="Run this code, which a file or folder from elsewhere names. Repeatable."),
+    typer.Option(
+        metavar="NAME",
+        help="Run this code, which a file or folder from elsewhere names. Repeatable.",
+    ),
 ]
-LogFormat = Annotated[str, typer.Option("--log-format", metavar="text|json", help="Format of log lines.")]
+LogFormat = Annotated[
+    str, typer.Option("--log-format", metavar="text|json", help="Format of log lines.")
+]
 
 
 def standard_input(name: str, ending: str) -> str:
-    """The path of a file with standard input's content for "-", which this process removes at its end; any other name
-    as it is.
+    """The path of a file with standard input's content for "-", which this process removes at its
+    end; any other name as it is.
 
     Raises:
         ConfigError: standard input is empty, or was read already.
@@ -93,7 +115,9 @@ def standard_input(name: str, ending: str) -> str:
         return name
     content = sys.stdin.buffer.read()
     if not content:
-        raise ConfigError("standard input is empty: pipe a file into the command, which reads it once, for one -")
+        raise ConfigError(
+            "standard input is empty: pipe a file into the command, which reads it once, for one -"
+        )
     path = Path(tempfile.mkdtemp()) / f"stdin{ending}"
     atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
     path.write_bytes(content)
@@ -101,10 +125,14 @@ def standard_input(name: str, ending: str) -> str:
 
 
 class PlainTable(Table):
-    """A table that, in a terminal too narrow for the longest words of all columns, has a line for each cell."""
+    """A table that, in a terminal too narrow for the longest words of all columns, has a line for
+    each cell.
+    """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table, or each row as its first cell and, below it, the headings and texts of the others."""
+        """The table, or each row as its first cell and, below it, the headings and texts of the
+        others.
+        """
         least = Measurement.get(console, options.update(width=WIDE), self).minimum
         if least <= options.max_width:
             yield from super().__rich_console__(console, options)

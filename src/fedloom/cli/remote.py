@@ -20,42 +20,72 @@ GRACE = 4.0
 
 
 def certs(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NODE...", help="Names of the nodes.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NODE...", help="Names of the nodes.")
+    ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--out", help="The federation's folder. Default: federation; with --request this folder."),
+        typer.Option(
+            "--out",
+            help="The federation's folder. Default: federation; with --request this folder.",
+        ),
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="The coordinator's address, which nodes dial. Default: this machine."),
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The coordinator's address, which nodes dial. Default: this machine.",
+        ),
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(metavar="METHOD", help="A method that the nodes allow. Repeatable. Default: fedal."),
+        typer.Option(
+            metavar="METHOD", help="A method that the nodes allow. Repeatable. Default: fedal."
+        ),
     ] = None,
     days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 30,
     all_here: Annotated[
-        bool, typer.Option("--all-here", help="Make the keys of all nodes here, and none with a password: for tests.")
+        bool,
+        typer.Option(
+            "--all-here",
+            help="Make the keys of all nodes here, and none with a password: for tests.",
+        ),
     ] = False,
     request: Annotated[
-        str | None, typer.Option(metavar="NAME", help="At a site: make its key, and a request for its certificate.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="At a site: make its key, and a request for its certificate."
+        ),
     ] = None,
     role: Annotated[
         list[str] | None,
-        typer.Option(metavar="ROLE", help="With --request: submit, approve, stop or audit. Repeatable."),
+        typer.Option(
+            metavar="ROLE", help="With --request: submit, approve, stop or audit. Repeatable."
+        ),
     ] = None,
     sign: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Sign a site's request, once its fingerprint was compared.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Sign a site's request, once its fingerprint was compared."
+        ),
     ] = None,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Revoke the certificates of these nodes.")] = False,
-    renew: Annotated[bool, typer.Option("--renew", help="Create new certificates for existing nodes.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Renew the list of revoked certificates.")] = False,
+    revoke: Annotated[
+        bool, typer.Option("--revoke", help="Revoke the certificates of these nodes.")
+    ] = False,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Create new certificates for existing nodes.")
+    ] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Renew the list of revoked certificates.")
+    ] = False,
 ) -> None:
-    """Create a CA, the coordinator's certificate, and a config for each node; sign what nodes request.
+    """Create a CA, the coordinator's certificate, and a config for each node; sign what nodes
+    request.
 
     On one machine, for a test: [bold]fedloom certs hospital-a hospital-b --all-here --out fed[/]
 
-    Between organizations: [bold]fedloom certs hospital-a hospital-b --address fed.example.org:7443 --out fed[/]
+    Between organizations: [bold]fedloom certs hospital-a hospital-b --address fed.example.org:7443
+        --out fed[/]
 
     at each site, in the folder that it got: [bold]fedloom certs --request hospital-a[/]
 
@@ -67,15 +97,22 @@ def certs(
 
     [bold]fedloom certs hospital-c --out fed[/]  adds a node. Keep fed/ca.key to yourself.
 
-    [bold]fedloom certs hospital-b --revoke --out fed[/]  revokes its certificate: copy revoked.pem to all machines.
+    [bold]fedloom certs hospital-b --revoke --out fed[/]  revokes its certificate: copy revoked.pem
+    to all machines.
 
-    [bold]fedloom certs --list --out fed[/]  renews the list of revoked certificates, which is valid for 7 days.
+    [bold]fedloom certs --list --out fed[/]  renews the list of revoked certificates, which is valid
+    for 7 days.
 
     An existing PKI can replace the CA: see docs/net.md for what a certificate must have.
     """
     work = _net("fedloom.cli.federation")
     os.umask(PRIVATE)
-    kinds = {"--request": request is not None, "--sign": sign is not None, "--revoke": revoke, "--list": list_}
+    kinds = {
+        "--request": request is not None,
+        "--sign": sign is not None,
+        "--revoke": revoke,
+        "--list": list_,
+    }
     if len(given := [kind for kind, there in kinds.items() if there]) > 1:
         raise ConfigError(f"give {given[0]} or {given[1]}, not both")
     if request is not None:
@@ -85,7 +122,9 @@ def certs(
         raise ConfigError("--role goes with --request")
     folder = folder or Path("federation")
     if sign is not None:
-        work.sign(sign, folder, out, password=_password, sure=lambda: typer.confirm("Sign it?"), days=days)
+        work.sign(
+            sign, folder, out, password=_password, sure=lambda: typer.confirm("Sign it?"), days=days
+        )
         return
     if revoke:
         work.revoke(names or (), folder, out, _password)
@@ -98,14 +137,24 @@ def certs(
         if name not in known:
             raise ConfigError(f"--method: there is no method {name!r}.{did_you_mean(name, known)}")
     work.certs(
-        names or (), folder, methods, out, password=_password, days=days, address=address, renew=renew, here=all_here
+        names or (),
+        folder,
+        methods,
+        out,
+        password=_password,
+        days=days,
+        address=address,
+        renew=renew,
+        here=all_here,
     )
 
 
 def _password(new: bool) -> str:
     """Ask for the password of the CA's key, twice for a new one."""
     least = f", at least {SHORTEST} characters" if new else ""
-    text: str = typer.prompt(f"Password of the CA's key{least}", hide_input=True, confirmation_prompt=new)
+    text: str = typer.prompt(
+        f"Password of the CA's key{least}", hide_input=True, confirmation_prompt=new
+    )
     if new and len(text) < SHORTEST:
         raise ConfigError(f"the password must have at least {SHORTEST} characters")
     return text
@@ -113,37 +162,56 @@ def _password(new: bool) -> str:
 
 def node(
     config: Annotated[
-        Path, typer.Argument(metavar="NODE.toml", help="The node's config, or its folder: see fedloom certs.")
+        Path,
+        typer.Argument(
+            metavar="NODE.toml", help="The node's config, or its folder: see fedloom certs."
+        ),
     ],
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Run without certificates, at a loopback address only.")
+        bool,
+        typer.Option("--insecure", help="Run without certificates, at a loopback address only."),
     ] = False,
     budget: Annotated[
-        bool, typer.Option("--budget", help="Print the privacy budget of the node's rows, and exit.")
+        bool,
+        typer.Option("--budget", help="Print the privacy budget of the node's rows, and exit."),
     ] = False,
     accept_restored: Annotated[
         bool,
-        typer.Option("--accept-restored", help="Use a restored state again, with all limits counted, and exit."),
+        typer.Option(
+            "--accept-restored",
+            help="Use a restored state again, with all limits counted, and exit.",
+        ),
     ] = False,
     new_anchor: Annotated[
-        bool, typer.Option("--new-anchor", help="Make the file of anchor, as no earlier budget was lost, and exit.")
+        bool,
+        typer.Option(
+            "--new-anchor", help="Make the file of anchor, as no earlier budget was lost, and exit."
+        ),
     ] = False,
     runs: Annotated[
-        bool, typer.Option("--runs", help="List the runs that wait or were decided about, and exit.")
+        bool,
+        typer.Option("--runs", help="List the runs that wait or were decided about, and exit."),
     ] = False,
     approve: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Show what a run will do here, approve it, and exit.")
+        str | None,
+        typer.Option(metavar="RUN", help="Show what a run will do here, approve it, and exit."),
     ] = None,
     stop: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Stop a run here at once, also one that waits, and exit.")
+        str | None,
+        typer.Option(metavar="RUN", help="Stop a run here at once, also one that waits, and exit."),
     ] = None,
     confirm: Annotated[
-        bool, typer.Option("--confirm", help="As an auditor: check the audit log, sign its newest line, and exit.")
+        bool,
+        typer.Option(
+            "--confirm", help="As an auditor: check the audit log, sign its newest line, and exit."
+        ),
     ] = False,
     signer: Annotated[
         Path | None,
         typer.Option(
-            "--as", metavar="FOLDER", help="Who decides: the folder of a certificate, where node.toml has roles."
+            "--as",
+            metavar="FOLDER",
+            help="Who decides: the folder of a certificate, where node.toml has roles.",
         ),
     ] = None,
     log: LogFormat = "text",
@@ -152,16 +220,18 @@ def node(
 
     [bold]fedloom node fed/hospital-a/node.toml[/]
 
-    The file lists allowed methods, data and callers, and conditions on settings. Runs that violate them are refused
-    with a reason. Nodes receive no code and send no row.
+    The file lists allowed methods, data and callers, and conditions on settings. Runs that violate
+    them are refused with a reason. Nodes receive no code and send no row.
 
-    Every answer is recorded in STATE/audit.jsonl. A node that was killed continues from its own state.
+    Every answer is recorded in STATE/audit.jsonl. A node that was killed continues from its own
+    state.
 
     A run on your own rows waits until you approve it. RUN is the beginning of its id:
 
     [bold]fedloom node node.toml --approve 3f2a91c0[/]
 
-    [bold]fedloom node node.toml --stop 3f2a91c0[/]  ends it here at once; --approve lets it continue.
+    [bold]fedloom node node.toml --stop 3f2a91c0[/]  ends it here at once; --approve lets it
+    continue.
     """
     _net("fedloom.remote.engine")
     import asyncio
@@ -190,7 +260,11 @@ def node(
         return
     if signer is not None:
         raise ConfigError("--as goes with --approve, --stop or --confirm")
-    own = {cfg.cohort(data): (data.epsilon, data.delta) for data in cfg.data.values() if data.rows is not None}
+    own = {
+        cfg.cohort(data): (data.epsilon, data.delta)
+        for data in cfg.data.values()
+        if data.rows is not None
+    }
     if accept_restored:
 
         def exhaust(cohorts: dict[str, Spent]) -> None:
@@ -200,17 +274,23 @@ def node(
 
         with lock_folder(cfg.state):
             missing = Budget(cfg.state, cfg.anchor).accept_restored(exhaust)
-            AuditLog(cfg.state / "audit.jsonl").write("accepted a restored budget", cfg.name, missing=missing)
+            AuditLog(cfg.state / "audit.jsonl").write(
+                "accepted a restored budget", cfg.name, missing=missing
+            )
         out.print(
-            f"The budget is in use again. It lacks {missing} changes, so all limits of each cohort are counted: the "
-            "whole ε, and all scores, ids, answers and introductions."
+            f"The budget is in use again. It lacks {missing} changes, so all limits of each "
+            "cohort are counted: the whole ε, and all scores, ids, answers and introductions."
         )
         return
     if new_anchor:
         with lock_folder(cfg.state):
             Budget(cfg.state, cfg.anchor).begin_anchor()
             AuditLog(cfg.state / "audit.jsonl").write("made an anchor", cfg.name)
-        out.print(f"{cfg.anchor} has the number of the newest budget from now on.", markup=False, soft_wrap=True)
+        out.print(
+            f"{cfg.anchor} has the number of the newest budget from now on.",
+            markup=False,
+            soft_wrap=True,
+        )
         return
     if budget:
         for line in privacy_ledger.lines(Budget(cfg.state, cfg.anchor), own):
@@ -220,27 +300,33 @@ def node(
         return
     if cfg.insecure != insecure:
         raise ConfigError(
-            f"{config}: set insecure = true in the file and give --insecure, or neither, and create certificates with "
-            "fedloom certs"
+            f"{config}: set insecure = true in the file and give --insecure, or neither, and "
+            "create certificates with fedloom certs"
         )
     methods, data = brief(tuple(cfg.methods)), ", ".join(cfg.data)
 
     def ready(there: process.RunningNode) -> None:
-        dialled = ", ".join(f"{name} at {at}" for name, addresses in cfg.callers.items() for at in addresses)
+        dialled = ", ".join(
+            f"{name} at {at}" for name, addresses in cfg.callers.items() for at in addresses
+        )
         out.print(f"[bold]{cfg.name}[/] takes calls of {dialled}", soft_wrap=True)
         out.print(
-            f"methods  {methods}\ndata     {data}\nstate    {cfg.state}\naudit    {there.service.audit.path}",
+            f"methods  {methods}\ndata     {data}\nstate    {cfg.state}\naudit    "
+            f"{there.service.audit.path}",
             soft_wrap=True,
         )
-        for what, end in () if there.service.credentials is None else there.service.credentials.ends.items():
+        for what, end in (
+            () if there.service.credentials is None else there.service.credentials.ends.items()
+        ):
             out.print(f"valid    {what} until {end:%Y-%m-%d}")
 
     asyncio.run(process.run_node(cfg, ready, _end_soon))
 
 
 def _end_soon() -> None:
-    """End this process after `GRACE` seconds even if an operation of PyTorch is still under way: all results are on
-    disk, and the unfinished call changes nothing."""
+    """End this process after `GRACE` seconds even if an operation of PyTorch is still under way:
+    all results are on disk, and the unfinished call changes nothing.
+    """
     timer = threading.Timer(GRACE, os._exit, (0,))
     timer.daemon = True
     timer.start()
@@ -251,30 +337,41 @@ audit = typer.Typer(cls=Commands, help="Check a node's audit log.", no_args_is_h
 
 @audit.command("verify", cls=OneCommand)
 def verify(
-    state: Annotated[Path, typer.Argument(metavar="STATE", help="The folder that node.toml names as state.")],
+    state: Annotated[
+        Path, typer.Argument(metavar="STATE", help="The folder that node.toml names as state.")
+    ],
     noted: Annotated[
-        list[str] | None, typer.Option(metavar="HASH", help="A hash that this command printed earlier. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="HASH", help="A hash that this command printed earlier. Repeatable."),
     ] = None,
 ) -> None:
-    """Check that no line of a node's audit log, or of its log of refused calls, was changed, removed or inserted.
+    """Check that no line of a node's audit log, or of its log of refused calls, was changed,
+    removed or inserted.
 
     [bold]fedloom audit verify fed/hospital-a/state[/]
 
-    It prints the hash of the newest line of each. Note them on another machine: later, --noted HASH checks that the
-    lines up to there are unchanged, even if somebody rewrote the whole log.
+    It prints the hash of the newest line of each. Note them on another machine: later, --noted HASH
+    checks that the lines up to there are unchanged, even if somebody rewrote the whole log.
     """
     verify = _net("fedloom.remote.node.audit").verify
     found = verify(state, noted or ())
     out.print(f"{found.lines:,} lines are unchanged; the newest has the hash\n{found.newest}")
     if found.refusals:
-        out.print(f"{found.refusals:,} lines of refused calls are unchanged; the newest has the hash")
+        out.print(
+            f"{found.refusals:,} lines of refused calls are unchanged; the newest has the hash"
+        )
         out.print(found.newest_refusal)
     if found.unchained:
         out.print(f"{found.unchained:,} older lines have no hash: a version before 0.2 wrote them")
     for name, time, key in found.confirmed[-3:]:
-        out.print(f"confirmed by {name} on {time[:16].replace('T', ' ')} UTC with the key {key}", markup=False)
+        out.print(
+            f"confirmed by {name} on {time[:16].replace('T', ' ')} UTC with the key {key}",
+            markup=False,
+        )
     if found.torn:
-        out.print(f"{found.torn:,} lines are incomplete: the process was killed while it wrote them")
+        out.print(
+            f"{found.torn:,} lines are incomplete: the process was killed while it wrote them"
+        )
 
 
 def brief(names: Sequence[str]) -> str:

@@ -11,14 +11,25 @@ from fedloom.cli.options import out, written
 def watch(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help="The folder of a run or comparison. Default: the newest in runs/."),
+        typer.Argument(
+            metavar="[DIR]", help="The folder of a run or comparison. Default: the newest in runs/."
+        ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print the current status and exit.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the current status as JSON and exit.")] = False,
-    page: Annotated[bool, typer.Option("--page", help="Serve a live page on this machine until Ctrl-C.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 for a free port.")] = 8470,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the current status and exit.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the current status as JSON and exit.")
+    ] = False,
+    page: Annotated[
+        bool, typer.Option("--page", help="Serve a live page on this machine until Ctrl-C.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the page; 0 for a free port.")
+    ] = 8470,
 ) -> None:
-    """Watch a running run: rounds, accuracy, parties, bytes and failures; in the terminal or as a live page.
+    """Watch a running run: rounds, accuracy, parties, bytes and failures; in the terminal or as a
+    live page.
 
     [bold]fedloom run fedal --out runs/mine[/]  (in one terminal)
 
@@ -28,10 +39,12 @@ def watch(
 
     [bold]fedloom watch runs/mine --once --json[/]  (for scripts)
 
-    The page is served on this machine only. To open it from another: ssh -L 8470:127.0.0.1:8470 MACHINE.
+    The page is served on this machine only. To open it from another: ssh -L 8470:127.0.0.1:8470
+    MACHINE.
 
-    The command exits with the run: with status 0 if it finished, 1 if it failed, was stopped or was killed. With --once
-    or --json it exits immediately, with the same status, and 0 if the run is still running.
+    The command exits with the run: with status 0 if it finished, 1 if it failed, was stopped or was
+    killed. With --once or --json it exits immediately, with the same status, and 0 if the run is
+    still running.
     """
     from fedloom.report import watch as watching
 
@@ -39,15 +52,24 @@ def watch(
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or one comparison folder.")],
-    page: Annotated[Path, typer.Option("--out", help="The page to write, for several folders.")] = Path("report.html"),
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or one comparison folder.")
+    ],
+    page: Annotated[
+        Path, typer.Option("--out", help="The page to write, for several folders.")
+    ] = Path("report.html"),
     latex: Annotated[
-        bool, typer.Option("--latex", help="Write a comparison's LaTeX table, BibTeX entries and PDF figure instead.")
+        bool,
+        typer.Option(
+            "--latex",
+            help="Write a comparison's LaTeX table, BibTeX entries and PDF figure instead.",
+        ),
     ] = False,
 ) -> None:
     """Write the HTML report of a run or a comparison, or one page that compares several runs.
 
-    The report of one folder is written anew only if a file of the folder, or fedloom itself, has changed since.
+    The report of one folder is written anew only if a file of the folder, or fedloom itself, has
+    changed since.
     """
     from fedloom import report as reports
 
@@ -63,9 +85,15 @@ def report(
 
 def track(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, comparisons or sweeps, finished or not.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Folders of runs, comparisons or sweeps, finished or not."
+        ),
     ],
-    to: Annotated[list[str], typer.Option("--to", metavar="NAME", help="tensorboard, mlflow or wandb. Repeatable.")],
+    to: Annotated[
+        list[str],
+        typer.Option("--to", metavar="NAME", help="tensorboard, mlflow or wandb. Repeatable."),
+    ],
 ) -> None:
     """Send the new rounds of runs to an experiment tracker.
 
@@ -75,8 +103,8 @@ def track(
 
     [bold]WANDB_MODE=offline fedloom track runs/mine --to wandb[/]  (then: wandb sync)
 
-    RUN/tracked-NAME.json records what was sent, so that the same command later sends only new rounds. Delete it to send
-    everything again.
+    RUN/tracked-NAME.json records what was sent, so that the same command later sends only new
+    rounds. Delete it to send everything again.
 
     To send metrics during a run: fedloom run … --track tensorboard.
     """
@@ -86,4 +114,7 @@ def track(
     for name in check(to):
         for folder in folders:
             count = send(folder, name)
-            out.print(f"{name}  {folder}: {count or 'no'} new round{'' if count == 1 else 's'}", soft_wrap=True)
+            out.print(
+                f"{name}  {folder}: {count or 'no'} new round{'' if count == 1 else 's'}",
+                soft_wrap=True,
+            )

@@ -31,12 +31,18 @@ from fedloom.core.errors import ConfigError, DataError, Interrupted
 if TYPE_CHECKING:
     from fedloom.experiment.config.run import Experiment
 
-Out = Annotated[Path | None, typer.Option("--out", help="The folder to write to. Default: a new one in runs/.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run, with bit-identical results.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="The folder to write to. Default: a new one in runs/.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Resume an interrupted run, with bit-identical results.")
+]
 Rounds = Annotated[int | None, typer.Option(help="Passes of the method's outer loop.")]
 Iterations = Annotated[
     int | None,
-    typer.Option(help="Local steps of a client (epochs, where a method counts those), in place of rounds."),
+    typer.Option(
+        help="Local steps of a client (epochs, where a method counts those), in place of rounds."
+    ),
 ]
 Engine = Annotated[
     str | None,
@@ -48,10 +54,14 @@ Engine = Annotated[
 ]
 Federation = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.toml", help="Run on the nodes of this federation: see fedloom certs and fedloom node."),
+    typer.Option(
+        metavar="FILE.toml",
+        help="Run on the nodes of this federation: see fedloom certs and fedloom node.",
+    ),
 ]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Number of processes that run parties; results do not depend on it.")
+    int | None,
+    typer.Option(min=1, help="Number of processes that run parties; results do not depend on it."),
 ]
 
 
@@ -67,7 +77,9 @@ def run(
     method: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE.py", help="Another method, or your own page.", autocompletion=completing("methods")
+            metavar="NAME|FILE.py",
+            help="Another method, or your own page.",
+            autocompletion=completing("methods"),
         ),
     ] = None,
     settings: Settings = None,
@@ -95,9 +107,11 @@ def run(
 
     [bold]fedloom run fedal --workers 4[/]  (or --engine auto, or --engine auto --device cuda)
 
-    [bold]fedloom run fedal --federation fed/federation.toml[/]  (on nodes beside their own data: fedloom certs)
+    [bold]fedloom run fedal --federation fed/federation.toml[/]  (on nodes beside their own data:
+    fedloom certs)
 
-    [bold]fedloom run my.toml --out runs/mine[/]  (after a Ctrl-C: fedloom run --resume --out runs/mine)
+    [bold]fedloom run my.toml --out runs/mine[/]  (after a Ctrl-C: fedloom run --resume --out
+    runs/mine)
 
     [bold]fedloom run --method mine.py[/]  (your own page: fedloom copy)
     """
@@ -107,7 +121,12 @@ def run(
     if config is None and method is None:
         config = _resumed(folder if resume else None)
     length = _length(rounds, iterations)
-    flags = {"seed": seed, **length, "method": method, "engine": _engine(engine, workers, device, federation)}
+    flags = {
+        "seed": seed,
+        **length,
+        "method": method,
+        "engine": _engine(engine, workers, device, federation),
+    }
     experiment = read(config or str(method), settings or (), flags, trust or ())
     _work(experiment, config or str(method), folder, resume, track or (), as_json, quiet)
 
@@ -123,12 +142,17 @@ def compare(
     ],
     base: Annotated[
         str | None,
-        typer.Option("--config", metavar="FILE.toml", help="Settings for all methods; the file's method is ignored."),
+        typer.Option(
+            "--config",
+            metavar="FILE.toml",
+            help="Settings for all methods; the file's method is ignored.",
+        ),
     ] = None,
     seeds: Annotated[
         str,
         typer.Option(
-            help="A number of seeds, such as 5, or the seeds, such as 0,1,2 or 0-4: a run of each method for each."
+            help="A number of seeds, such as 5, or the seeds, such as 0,1,2 or 0-4: a run of each "
+            "method for each."
         ),
     ] = "1",
     settings: Settings = None,
@@ -143,10 +167,14 @@ def compare(
     track: Track = None,
     trust: Trust = None,
     tune: Annotated[
-        bool, typer.Option("--tune", help="First choose each method's learning rate on validation rows, all alike.")
+        bool,
+        typer.Option(
+            "--tune", help="First choose each method's learning rate on validation rows, all alike."
+        ),
     ] = False,
     latex: Annotated[
-        bool, typer.Option("--latex", help="Also write a LaTeX table, BibTeX entries and a PDF figure.")
+        bool,
+        typer.Option("--latex", help="Also write a LaTeX table, BibTeX entries and a PDF figure."),
     ] = False,
     plan_only: PlanOnly = False,
     as_json: AsJson = False,
@@ -154,7 +182,8 @@ def compare(
 ) -> None:
     """Run several methods and seeds on identical splits, and report paired differences.
 
-    All methods train for the same number of --iterations. What still differs stands in the headline.
+    All methods train for the same number of --iterations. What still differs stands in the
+    headline.
 
     [bold]fedloom compare fedal fedmd local --seeds 5 --iterations 300[/]
     """
@@ -202,7 +231,9 @@ def _length(rounds: int | None, iterations: int | None) -> dict[str, int | None]
 
 
 def _refuse_missing_file(settings: Sequence[str], at_nodes: bool) -> None:
-    """Refuse a file of data that does not exist, before PyTorch is imported, if no other setting is named."""
+    """Refuse a file of data that does not exist, before PyTorch is imported, if no other setting is
+    named.
+    """
     key, _, name = settings[0].partition("=") if len(settings) == 1 else ("", "", "")
     if key == "data.name" and not at_nodes:
         from fedloom.data.sources import check_name
@@ -216,12 +247,17 @@ def _refuse_missing_file(settings: Sequence[str], at_nodes: bool) -> None:
 def _resumed(folder: Path | None) -> str:
     """The config of the run to resume, if the command names its folder only."""
     if folder is None:
-        raise ConfigError("nothing to run: name a method, an experiment or a TOML file, such as: fedloom run fedal")
+        raise ConfigError(
+            "nothing to run: name a method, an experiment or a TOML file, such as: fedloom run "
+            "fedal"
+        )
     config = folder / "config.toml"
     if config.is_file():
         return str(config)
     if any(folder.glob("*/config.toml")):
-        raise ConfigError(f"{folder} holds several runs: repeat the command that started them, with --resume")
+        raise ConfigError(
+            f"{folder} holds several runs: repeat the command that started them, with --resume"
+        )
     raise ConfigError(f"{folder} has no config.toml, so there is no run to resume")
 
 
@@ -230,7 +266,12 @@ def _engine(
 ) -> dict[str, Any] | None:
     """The values of [engine] that flags set."""
     place = None if federation is None else str(federation)
-    given = {"name": name or (place and "net"), "workers": workers, "device": device, "federation": place}
+    given = {
+        "name": name or (place and "net"),
+        "workers": workers,
+        "device": device,
+        "federation": place,
+    }
     return {k: v for k, v in given.items() if v is not None} or None
 
 
@@ -264,15 +305,27 @@ def _work(
     if tune and not silent:
         out.print("the learning rates first, on validation rows")
     try:
-        with tracking(folder, trackers), stop_on_signal() as stop, RunProgress(experiment, out, silent) as progress:
+        with (
+            tracking(folder, trackers),
+            stop_on_signal() as stop,
+            RunProgress(experiment, out, silent) as progress,
+        ):
             if experiment.compare is None:
-                result = execute(experiment.run, folder, resume=resume, progress=progress.show, stop=stop)
+                result = execute(
+                    experiment.run, folder, resume=resume, progress=progress.show, stop=stop
+                )
                 found = summarize(experiment.title, [result])
             else:
-                run_all = partial(execute_all, experiment, folder, resume=resume, execute=execute, tune=tune)
+                run_all = partial(
+                    execute_all, experiment, folder, resume=resume, execute=execute, tune=tune
+                )
                 found = run_all(progress=progress.show, stop=stop)
     except (Stopped, Interrupted) as stopped:
-        begun = f"with --out {folder} --resume resumes it" if any(folder.glob("**/config.toml")) else "starts it again"
+        begun = (
+            f"with --out {folder} --resume resumes it"
+            if any(folder.glob("**/config.toml"))
+            else "starts it again"
+        )
         err.print(f"{stopped}; the same command {begun}", soft_wrap=True)
         raise typer.Exit(130) from None
     papers = write_paper(folder) if latex else []
@@ -289,10 +342,16 @@ def _work(
         show_learned(result.summary.get("learned", ()), out)
     if any(run.resolve()[2] == 0 for run in experiment.runs()):
         out.print("No round was run: the models are untrained.")
-    main = "rmse" if experiment.compare is None and result.summary.get("task") == "number" else "accuracy"
+    main = (
+        "rmse"
+        if experiment.compare is None and result.summary.get("task") == "number"
+        else "accuracy"
+    )
     if experiment.compare is None and "clients" in result.summary[main]:
         counted, clients = len(result.summary[main]["clients"]), result.summary["clients"]
-        out.print(f"{main} of {counted} of {clients} clients: the others were absent, or report none")
+        out.print(
+            f"{main} of {counted} of {clients} clients: the others were absent, or report none"
+        )
     logs = [*folder.glob("tracebacks.log"), *sorted(folder.glob("*/tracebacks.log"))]
     if logs:
         out.print(f"call failures  {', '.join(map(str, logs))}", soft_wrap=True)
@@ -315,7 +374,9 @@ def _report(found: dict[str, Any], folder: Path, several: bool) -> Path:
     from fedloom.report import write
 
     runs = found["runs"] if several else ()
-    for run in track(runs, "a report of each run", console=out, disable=not out.is_terminal, transient=True):
+    for run in track(
+        runs, "a report of each run", console=out, disable=not out.is_terminal, transient=True
+    ):
         write(folder / run["folder"])
     return write(folder)
 

@@ -21,39 +21,56 @@ def stats(
         Path,
         typer.Argument(
             metavar="DATA.csv|RUN.toml",
-            help="All owners' rows, - for standard input; or, for rows at nodes, the file of a run.",
+            help="All owners' rows, - for standard input; or, for rows at nodes, the file of a "
+            "run.",
         ),
     ],
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict.")] = None,
-    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of the owners.")] = None,
-    drop: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="A column to leave out. Repeatable.")] = None,
-    keep: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="The only columns. Repeatable.")] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column to predict.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column of the owners.")
+    ] = None,
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="A column to leave out. Repeatable.")
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="The only columns. Repeatable.")
+    ] = None,
     id: IdColumn = None,
     missing_word: Annotated[
-        list[str] | None, typer.Option(metavar="WORD", help="The only words for a missing value. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="WORD", help="The only words for a missing value. Repeatable."),
     ] = None,
-    decimal: Annotated[str, typer.Option(metavar="SIGN", help="The sign before decimals, '.' or ','.")] = ".",
+    decimal: Annotated[
+        str, typer.Option(metavar="SIGN", help="The sign before decimals, '.' or ','.")
+    ] = ".",
     min_cell: Annotated[int, typer.Option(min=1, help="The smallest count that is shown.")] = 5,
     federation: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="With RUN.toml: the nodes that have the rows.")
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="With RUN.toml: the nodes that have the rows."),
     ] = None,
     schema: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.toml", help=r"Write \[data.row_schema] with the agreed scale and words."),
+        typer.Option(
+            metavar="FILE.toml", help=r"Write \[data.row_schema] with the agreed scale and words."
+        ),
     ] = None,
     as_json: AsJson = False,
     force: Force = False,
 ) -> None:
-    """Show Table 1 over owners before training: rows, missing values, means, quartiles, words, and drift.
+    """Show Table 1 over owners before training: rows, missing values, means, quartiles, words, and
+    drift.
 
     [bold]fedloom stats heart.csv --label disease --group hospital[/]
 
     [bold]fedloom stats heart.csv --label disease --group hospital --schema schema.toml[/]
 
-    [bold]fedloom stats run.toml --federation fed/federation.toml[/]  (rows stay at nodes; add --schema for the scale)
+    [bold]fedloom stats run.toml --federation fed/federation.toml[/]  (rows stay at nodes; add
+    --schema for the scale)
 
-    Only sums over owners are used, from three owners on secure ones. Small counts are hidden. Drift is the share of a
-    column's variance that lies between owners, and Cramér's V for words.
+    Only sums over owners are used, from three owners on secure ones. Small counts are hidden. Drift
+    is the share of a column's variance that lies between owners, and Cramér's V for words.
     """
     if schema is not None and schema.exists() and not force:
         raise ConfigError(f"{schema} already exists; add --force to replace it")
@@ -61,13 +78,20 @@ def stats(
     if not data.expanduser().exists():
         raise ConfigError(f"there is no file or folder {data}")
     if data.suffix == ".toml":
-        if given := [f"--{name}" for name, value in (("label", label), ("group", group), ("id", id)) if value]:
+        if given := [
+            f"--{name}" for name, value in (("label", label), ("group", group), ("id", id)) if value
+        ]:
             raise ConfigError(f"{', '.join(given)}: the file of a run says this in [data]")
         tables, agreed = _at_nodes(data, federation, min_cell)
     else:
         if federation is not None:
-            raise ConfigError("--federation needs the file of a run: fedloom stats run.toml --federation FILE.toml")
-        tables, agreed = _here(data, label, group, drop, keep, id, missing_word, decimal, min_cell, as_json)
+            raise ConfigError(
+                "--federation needs the file of a run: fedloom stats run.toml --federation "
+                "FILE.toml"
+            )
+        tables, agreed = _here(
+            data, label, group, drop, keep, id, missing_word, decimal, min_cell, as_json
+        )
     if as_json:
         shown = {"tables": tables, "row_schema": agreed}
         typer.echo(json.dumps(shown, ensure_ascii=False, allow_nan=False))
@@ -100,7 +124,9 @@ def _here(
     from fedloom.experiment.stats import stats as run
 
     if decimal not in get_args(Decimal):
-        raise ConfigError(f"--decimal must be one of {', '.join(get_args(Decimal))}, not {decimal!r}")
+        raise ConfigError(
+            f"--decimal must be one of {', '.join(get_args(Decimal))}, not {decimal!r}"
+        )
     found = run(
         data,
         label=label,
@@ -115,11 +141,15 @@ def _here(
     if not as_json:
         for note in found.notes:
             out.print(f"note: {escape(note)}", soft_wrap=True)
-        out.print(f"{data.name}: {len(found.owners)} owners, each of which sends {found.sent:,} bytes")
+        out.print(
+            f"{data.name}: {len(found.owners)} owners, each of which sends {found.sent:,} bytes"
+        )
     return [plain(table) for table in found.tables], found.schema
 
 
-def _at_nodes(config: Path, federation: Path | None, min_cell: int) -> tuple[list[dict[str, Any]], Any]:
+def _at_nodes(
+    config: Path, federation: Path | None, min_cell: int
+) -> tuple[list[dict[str, Any]], Any]:
     """The tables and the schema of a run whose rows may stay at nodes."""
     from fedloom.experiment.plan.reading import read
     from fedloom.experiment.run.engine import Backend, local_backend

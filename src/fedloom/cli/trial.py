@@ -27,94 +27,147 @@ def trial(
         list[Path],
         typer.Argument(
             metavar="DATA.csv...",
-            help="All owners' rows: CSV, Parquet, a folder of pictures, or - for standard input. Several: other "
-            "columns of the same people.",
+            help="All owners' rows: CSV, Parquet, a folder of pictures, or - for standard input. "
+            "Several: other columns of the same people.",
         ),
     ],
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="For a table: the column to predict.")] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="For a table: the column to predict.")
+    ] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="For a table: the column of owners, such as hospitals.")
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="For a table: the column of owners, such as hospitals."
+        ),
     ] = None,
     drop: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="A column that is no feature, such as an id. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN", help="A column that is no feature, such as an id. Repeatable."
+        ),
     ] = None,
     keep: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="The only features; '*' stands for any text. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN", help="The only features; '*' stands for any text. Repeatable."
+        ),
     ] = None,
     id: IdColumn = None,
     missing: Annotated[
-        str, typer.Option(metavar="HOW", help="Missing numbers: refuse, median, most-frequent or indicator.")
+        str,
+        typer.Option(
+            metavar="HOW", help="Missing numbers: refuse, median, most-frequent or indicator."
+        ),
     ] = "indicator",
     task: Annotated[
-        str | None, typer.Option(metavar="TASK", help="classes: whole numbers in the label are names of classes.")
+        str | None,
+        typer.Option(
+            metavar="TASK", help="classes: whole numbers in the label are names of classes."
+        ),
     ] = None,
     missing_word: Annotated[
-        list[str] | None, typer.Option(metavar="WORD", help="The only words for a missing value. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="WORD", help="The only words for a missing value. Repeatable."),
     ] = None,
-    decimal: Annotated[str, typer.Option(metavar="SIGN", help="The sign before decimals, '.' or ','.")] = ".",
+    decimal: Annotated[
+        str, typer.Option(metavar="SIGN", help="The sign before decimals, '.' or ','.")
+    ] = ".",
     missing_columns: Annotated[
         str,
-        typer.Option(metavar="WAY", help="allow: files of a folder may have different columns. Default: refuse."),
+        typer.Option(
+            metavar="WAY",
+            help="allow: files of a folder may have different columns. Default: refuse.",
+        ),
     ] = "refuse",
     encode: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN=KIND", help="Take a column as a number, category, text or date. Repeatable."),
+        typer.Option(
+            metavar="COLUMN=KIND",
+            help="Take a column as a number, category, text or date. Repeatable.",
+        ),
     ] = None,
     unit: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Rows of one value, such as a patient's, are never split.")
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Rows of one value, such as a patient's, are never split."
+        ),
     ] = None,
     time: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN", help="Order in time: test after training. Repeatable. Default: found by name."),
+        typer.Option(
+            metavar="COLUMN",
+            help="Order in time: test after training. Repeatable. Default: found by name.",
+        ),
     ] = None,
-    no_time: Annotated[bool, typer.Option("--no-time", help="Random splits, also of rows that have a time.")] = False,
+    no_time: Annotated[
+        bool, typer.Option("--no-time", help="Random splits, also of rows that have a time.")
+    ] = False,
     budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Such as 90s, 10m or 2h. Default: 10m, or none with --repeats.")
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Such as 90s, 10m or 2h. Default: 10m, or none with --repeats."
+        ),
     ] = None,
     repeats: Annotated[
         int | None,
-        typer.Option(min=1, help="Repeats of the 4 folds, at most. Without --budget, results repeat exactly."),
+        typer.Option(
+            min=1, help="Repeats of the 4 folds, at most. Without --budget, results repeat exactly."
+        ),
     ] = None,
     splits: Annotated[int | None, typer.Option(min=1, hidden=True)] = None,
     method: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A method to try. Repeatable. Default: a short list.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A method to try. Repeatable. Default: a short list."),
     ] = None,
     metric: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="auc, accuracy, 'balanced accuracy', 'log loss', brier, rmse, mae or r2. Default: by the label.",
+            help="auc, accuracy, 'balanced accuracy', 'log loss', brier, rmse, mae or r2. "
+            "Default: by the label.",
         ),
     ] = None,
-    worth: Annotated[float, typer.Option(help="The smallest gain that is worth federating for.")] = 0.01,
+    worth: Annotated[
+        float, typer.Option(help="The smallest gain that is worth federating for.")
+    ] = 0.01,
     seed: Seed = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", help="A folder for trial.json, trial.html and recipe.toml.")
+        Path | None,
+        typer.Option("--out", help="A folder for trial.json, trial.html and recipe.toml."),
     ] = None,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print one line for each owner and nothing else.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print one line for each owner and nothing else.")
+    ] = False,
     force: Force = False,
 ) -> None:
     """Find out whether owners should federate, how, and who gains.
 
     [bold]fedloom trial heart.csv --label disease --group hospital[/]
 
-    [bold]fedloom trial watch.csv --label activity --group person --unit recording --out trials/watch[/]
+    [bold]fedloom trial watch.csv --label activity --group person --unit recording --out
+    trials/watch[/]
 
-    [bold]fedloom trial days.csv --label tomorrow --group station --time year --time month --time day[/]
+    [bold]fedloom trial days.csv --label tomorrow --group station --time year --time month --time
+    day[/]
 
     [bold]fedloom trial pictures[/]  (a folder for each owner, and in it one for each class)
 
-    [bold]fedloom trial clinic.csv lab.csv --id patient --label disease[/]  (other columns of the same people)
+    [bold]fedloom trial clinic.csv lab.csv --id patient --label disease[/]  (other columns of the
+    same people)
 
     Columns are understood as by [bold]fedloom data[/], which lists them.
 
-    Each owner gets one card: join, stay alone, no difference, or undecided, with probabilities and what to do next. It
-    compares the best method for federating with the best training alone, on rows that neither their training nor their
-    choice has seen. [bold]fedloom run trials/watch/recipe.toml[/] trains what was advised.
+    Each owner gets one card: join, stay alone, no difference, or undecided, with probabilities and
+    what to do next. It compares the best method for federating with the best training alone, on
+    rows that neither their training nor their choice has seen. [bold]fedloom run
+    trials/watch/recipe.toml[/] trains what was advised.
     """
     if splits is not None:
-        err.print("--splits is deprecated: set --repeats. Every row is predicted once in each repeat of 4 folds.")
+        err.print(
+            "--splits is deprecated: set --repeats. Every row is predicted once in each repeat "
+            "of 4 folds."
+        )
         repeats = repeats or splits
     from fedloom.data.grammar import MISSING_WORDS, Decimal
     from fedloom.data.options import Missing, MissingColumns, Task
@@ -131,11 +184,19 @@ def trial(
     for data in files:
         if not data.expanduser().exists():
             beside = [one.name for one in data.parent.glob("*")] if data.parent.is_dir() else []
-            raise ConfigError(f"there is no file or folder {data}.{did_you_mean(data.name, beside)}")
-    written_files = [] if folder is None else [folder / name for name in ("trial.json", "trial.html", "recipe.toml")]
+            raise ConfigError(
+                f"there is no file or folder {data}.{did_you_mean(data.name, beside)}"
+            )
+    written_files = (
+        []
+        if folder is None
+        else [folder / name for name in ("trial.json", "trial.html", "recipe.toml")]
+    )
     existing = next((file for file in written_files if file.exists()), None)
     if existing and not force:
-        raise ConfigError(f"{existing} already exists; add --force to replace it, or choose another --out")
+        raise ConfigError(
+            f"{existing} already exists; add --force to replace it, or choose another --out"
+        )
 
     from fedloom.experiment.trial import trial as run
 
@@ -180,7 +241,9 @@ def trial(
 
         folder.mkdir(parents=True, exist_ok=True)
         written_files[0].write_text(text + "\n", encoding="utf-8")
-        written_files[1].write_text(trial_page.html(result, name, str(written_files[2])), encoding="utf-8")
+        written_files[1].write_text(
+            trial_page.html(result, name, str(written_files[2])), encoding="utf-8"
+        )
         if result.recipe:
             recipe = dict(result.recipe)
             if piped:  # the copy of standard input is gone when the recipe is run
@@ -208,7 +271,8 @@ def _kinds(encode: Sequence[str]) -> dict[str, Any]:
         column, _, kind = entry.rpartition("=")
         if not column or kind not in get_args(Kind):
             raise ConfigError(
-                f"--encode must be COLUMN=KIND, with a kind of {', '.join(get_args(Kind))}, not {entry!r}"
+                f"--encode must be COLUMN=KIND, with a kind of {', '.join(get_args(Kind))}, not "
+                f"{entry!r}"
             )
         found[column] = kind
     return found

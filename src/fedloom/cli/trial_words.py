@@ -14,10 +14,16 @@ from fedloom.cli.options import out, plain_table
 if TYPE_CHECKING:
     from fedloom.experiment.trial import TrialResult
 
-COLORS = {"join": "green", "same": "blue", "alone": "yellow", "undecided": "cyan", "too few": "cyan"}
+COLORS = {
+    "join": "green",
+    "same": "blue",
+    "alone": "yellow",
+    "undecided": "cyan",
+    "too few": "cyan",
+}
 MANY = 10
 """More owners have a line each, not a card."""
-_SETTING = r"(?<![\w.'\"])data\.(label|group|id|drop|keep|missing_words|missing_columns|missing|task|decimal|encode)\b"
+_SETTING = r"(?<![\w.'\"])data\.(label|group|id|drop|keep|missing_words|missing_columns|missing|task|decimal|encode)\b"  # noqa: E501
 _NAMES = {"missing_words": "missing-word", "missing_columns": "missing-columns"}
 
 
@@ -30,17 +36,25 @@ def as_options(text: str) -> str:
     """
 
     def listed(found: re.Match[str]) -> str:
-        return " ".join(f"--{found[1]} {shlex.quote(str(value))}" for value in ast.literal_eval(found[2]))
+        return " ".join(
+            f"--{found[1]} {shlex.quote(str(value))}" for value in ast.literal_eval(found[2])
+        )
 
     def named(found: re.Match[str]) -> str:
         return f"--{_NAMES.get(found[1], found[1])}"
 
-    text = re.sub(r"data\.encode\.([^=]+?) = '(\w+)'", lambda m: f"--encode {shlex.quote(f'{m[1]}={m[2]}')}", text)
+    text = re.sub(
+        r"data\.encode\.([^=]+?) = '(\w+)'",
+        lambda m: f"--encode {shlex.quote(f'{m[1]}={m[2]}')}",
+        text,
+    )
     text = re.sub(r"^(metric|worth|budget|repeats|label|group|id)(?= must)", r"--\1", text)
     text = re.sub(r"\b(label|group|id)(?=, the column)", r"--\1", text)
     text = re.sub(r"\bset unit = '([^']*)'", lambda m: f"add --unit {shlex.quote(m[1])}", text)
     text = re.sub(r"data\.(drop|keep) = (\[[^\]]*\])", listed, text)
-    text = re.sub(_SETTING + r" = [\"'](\w+)[\"']", lambda found: f"{named(found)} {found[2]}", text)
+    text = re.sub(
+        _SETTING + r" = [\"'](\w+)[\"']", lambda found: f"{named(found)} {found[2]}", text
+    )
     return re.sub(_SETTING, named, text)
 
 
@@ -49,7 +63,10 @@ def show(result: "TrialResult", name: str, recipe: Path | None) -> None:
     from fedloom.experiment.trial.words import answer, gain_name, shown_gain
 
     owners = "columns" if result.by_columns else f"{len(result.owners)} owners"
-    out.print(f"[bold]{escape(name)}[/]: trial of {owners}, {result.split}, {result.seconds:.0f} s", soft_wrap=True)
+    out.print(
+        f"[bold]{escape(name)}[/]: trial of {owners}, {result.split}, {result.seconds:.0f} s",
+        soft_wrap=True,
+    )
     out.print(escape(answer(result)))
     if len(result.owners) > MANY:
         _show_table(result)
@@ -70,23 +87,39 @@ def show(result: "TrialResult", name: str, recipe: Path | None) -> None:
 
 def _show_cards(result: "TrialResult") -> None:
     """Print a card for each owner."""
-    from fedloom.experiment.trial.words import evidence_of, heading, next_step, score_name, shown_score, titles
+    from fedloom.experiment.trial.words import (
+        evidence_of,
+        heading,
+        next_step,
+        score_name,
+        shown_score,
+        titles,
+    )
 
     sides = ("alone", "joint") if result.by_columns else ("alone", "federated", "pooled")
     for title, card in zip(titles(result), result.owners.values(), strict=True):
-        out.print(f"\n[bold]{escape(title)}[/]: [{COLORS[card.decision]}]{escape(heading(card))}[/]")
+        out.print(
+            f"\n[bold]{escape(title)}[/]: [{COLORS[card.decision]}]{escape(heading(card))}[/]"
+        )
         values = (card.alone, card.federated, card.pooled)
         scores = [
-            f"{shown_score(v, result.metric)} {side}" for v, side in zip(values, sides, strict=False) if v is not None
+            f"{shown_score(v, result.metric)} {side}"
+            for v, side in zip(values, sides, strict=False)
+            if v is not None
         ]
         below = [evidence_of(card, result.metric), next_step(card, by_columns=result.by_columns)]
         below.append(
             "; ".join(
-                [f"{card.rows:,} rows", *([f"{score_name(result.metric)} {', '.join(scores)}"] if scores else [])]
+                [
+                    f"{card.rows:,} rows",
+                    *([f"{score_name(result.metric)} {', '.join(scores)}"] if scores else []),
+                ]
             )
         )
         if card.calibration:
-            errors = ", ".join(f"{error:.3f} {side}" for error, side in zip(card.calibration, sides, strict=False))
+            errors = ", ".join(
+                f"{error:.3f} {side}" for error, side in zip(card.calibration, sides, strict=False)
+            )
             below.append(f"calibration error {errors}")
         for line in below:
             out.print(Padding(escape(line[0].upper() + line[1:]), (0, 0, 0, 2), expand=False))
@@ -98,7 +131,10 @@ def _show_table(result: "TrialResult") -> None:
 
     table = plain_table("owner", "decision", numbers=("gain", "low", "high", "P(gain)", "rows"))
     for title, card in zip(titles(result), result.owners.values(), strict=True):
-        gains = ("–" if v is None else shown_gain(v, result.metric) for v in (card.gain, card.low, card.high))
+        gains = (
+            "–" if v is None else shown_gain(v, result.metric)
+            for v in (card.gain, card.low, card.high)
+        )
         table.add_row(
             escape(title),
             f"[{COLORS[card.decision]}]{HEADS[card.decision]}[/]",
@@ -107,7 +143,8 @@ def _show_table(result: "TrialResult") -> None:
             f"{card.rows:,}",
         )
     out.print(
-        f"\n{gain_name(result.metric)} by each owner's own rows, with its 95 % interval; P(gain) by the rows of all"
+        f"\n{gain_name(result.metric)} by each owner's own rows, with its 95 % interval; P(gain) "
+        "by the rows of all"
     )
     out.print(table)
 
@@ -120,7 +157,10 @@ def _show_cost(result: "TrialResult") -> None:
     card = next(iter(result.owners.values()))
     out.print(f"best federated: {escape(card.method)}. {escape(method_title(result))}")
     sent, received = fmt.size(card.sent, " "), fmt.size(card.received, " ")
-    out.print(f"in a run of it an owner sends {sent} and receives {received}, but no rows; --json lists each message")
+    out.print(
+        f"in a run of it an owner sends {sent} and receives {received}, but no rows; --json "
+        "lists each message"
+    )
 
 
 def _show_next(result: "TrialResult", recipe: Path | None) -> None:
@@ -130,7 +170,13 @@ def _show_next(result: "TrialResult", recipe: Path | None) -> None:
     if recipe is None:
         out.print("next: add --out FOLDER for a page with all details, and a recipe to train")
     elif result.by_columns:
-        out.print(f"next: {COMPARE} {shlex.quote(str(recipe))}  measures methods of columns", soft_wrap=True)
+        out.print(
+            f"next: {COMPARE} {shlex.quote(str(recipe))}  measures methods of columns",
+            soft_wrap=True,
+        )
     else:
         run = f"fedloom run {shlex.quote(str(recipe))}"
-        out.print(f"next: {escape(run)}  trains the best federated, here with all owners' rows", soft_wrap=True)
+        out.print(
+            f"next: {escape(run)}  trains the best federated, here with all owners' rows",
+            soft_wrap=True,
+        )

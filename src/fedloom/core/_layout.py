@@ -1,4 +1,6 @@
-"""The layout of a module's tensors in one block of bytes, and temporary replacement of its tensors."""
+"""The layout of a module's tensors in one block of bytes, and temporary replacement of
+its tensors.
+"""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +26,9 @@ class Field:
     nbytes: int
 
     def view(self, memory: Tensor) -> Tensor:
-        """The tensor, in a block (nbytes,) or in all blocks (G, nbytes) of a group, with the group's axis first."""
+        """The tensor, in a block (nbytes,) or in all blocks (G, nbytes) of a group, with the
+        group's axis first.
+        """
         raw = memory[..., self.start : self.start + self.nbytes]
         return raw.view(self.dtype).view((*memory.shape[:-1], *self.shape))
 
@@ -58,11 +62,17 @@ def unflatten(flat: Tensor, shape: torch.Size, format: torch.memory_format) -> T
 
 def flattened(g: Tensor, format: torch.memory_format) -> Tensor:
     """A layer's gradient (numel,) in the order of the flat vector."""
-    return (g.permute(0, 2, 3, 1) if g.dim() == 4 and format == torch.channels_last else g).reshape(-1)
+    return (g.permute(0, 2, 3, 1) if g.dim() == 4 and format == torch.channels_last else g).reshape(
+        -1
+    )
 
 
-def places(module: nn.Module, parameters: Mapping[str, Tensor]) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """For each of these parameters, the module's dict that holds it, its key there, and its full name."""
+def places(
+    module: nn.Module, parameters: Mapping[str, Tensor]
+) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """For each of these parameters, the module's dict that holds it, its key there, and its full
+    name.
+    """
     first = {id(p): name for name, p in parameters.items()}
     for name, p in module.named_parameters(remove_duplicate=False):
         if id(p) in first:
@@ -71,7 +81,9 @@ def places(module: nn.Module, parameters: Mapping[str, Tensor]) -> Iterator[tupl
 
 
 @contextlib.contextmanager
-def lent(where: Sequence[tuple[dict[str, Any], str, str]], values: Mapping[str, Tensor]) -> Iterator[None]:
+def lent(
+    where: Sequence[tuple[dict[str, Any], str, str]], values: Mapping[str, Tensor]
+) -> Iterator[None]:
     """A context in which these places of a module hold other tensors."""
     own = [place[key] for place, key, _ in where]
     for place, key, name in where:

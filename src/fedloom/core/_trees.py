@@ -1,4 +1,5 @@
-"""Trees of named tensors and plain numbers. Import the public names from `fedloom.core.message`, which adds encoding.
+"""Trees of named tensors and plain numbers. Import the public names from `fedloom.core.message`,
+which adds encoding.
 
 A path names a node of a tree: `reply.weights[3]`. The root's path is empty.
 """
@@ -18,9 +19,12 @@ Leaf: TypeAlias = bool | int | float | str | Tensor | None
 
 # The containers are list, tuple (which arrives as a list) and dict with str keys, and nothing else.
 # The alias is wider because `dict` is invariant: a `dict[str, Tensor]` is no `dict[str, Tree]`.
-# `Union`, because a string cannot be joined to another type with `|` when an annotation is evaluated.
+# `Union`, because a string cannot be joined to another type with `|` when an annotation is
+# evaluated.
 Tree: TypeAlias = Union[Leaf, Sequence["Tree"], Mapping[str, "Tree"]]  # noqa: UP007
-Template: TypeAlias = Union[Tensor, "Shape", type, Sequence["Template"], Mapping[str, "Template"], None]
+Template: TypeAlias = Union[
+    Tensor, "Shape", type, Sequence["Template"], Mapping[str, "Template"], None
+]
 
 DTYPES: Final = (
     torch.float32,
@@ -46,7 +50,9 @@ class Shape:
     def __init__(self, dtype: str | torch.dtype, *dims: int | None) -> None:
         resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
         if resolved not in DTYPES:
-            raise MessageError(f"the dtype of a Shape must be one of {', '.join(map(_word, DTYPES))}, not {dtype}")
+            raise MessageError(
+                f"the dtype of a Shape must be one of {', '.join(map(_word, DTYPES))}, not {dtype}"
+            )
         object.__setattr__(self, "dtype", resolved)
         object.__setattr__(self, "dims", dims)
 
@@ -113,7 +119,9 @@ def _zip(fn: Callable[[list[Any]], Leaf], nodes: list[Any]) -> Tree:
 
 
 def check_finite(tree: Tree) -> None:
-    """Raise MessageError ("not finite at 'logits'", without values) unless all floats and float tensors are finite."""
+    """Raise MessageError ("not finite at 'logits'", without values) unless all floats and float
+    tensors are finite.
+    """
     if not _finite(tree):
         path = next(path for path, leaf in leaves(tree) if not _finite(leaf))
         raise MessageError(f"not finite {at(path)}")
@@ -124,7 +132,8 @@ def _finite(node: Any) -> bool:
     if isinstance(node, Tensor):
         if not node.is_floating_point():
             return True
-        x = node.detach()  # a sum is several times faster than isfinite, but may overflow on finite terms
+        # a sum is several times faster than isfinite, but may overflow on finite terms
+        x = node.detach()
         return math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
     if isinstance(node, dict):
         return all(map(_finite, node.values()))
@@ -134,11 +143,12 @@ def _finite(node: Any) -> bool:
 
 
 def check_like(node: Any, want: Any, path: str = "") -> None:
-    """Raise MessageError, with the path of the first difference, unless the tree `node` fits the template `want`.
+    """Raise MessageError, with the path of the first difference, unless the tree `node` fits the
+    template `want`.
 
-    A template is a tree whose leaves are tensors (`device="meta"` saves memory), `Shape`s, the types int, float, bool
-    and str, or None; the type `object` matches anything. A tree fits if it has the same keys in any order, and the same
-    lengths, dtypes, shapes and types.
+    A template is a tree whose leaves are tensors (`device="meta"` saves memory), `Shape`s, the
+    types int, float, bool and str, or None; the type `object` matches anything. A tree fits if it
+    has the same keys in any order, and the same lengths, dtypes, shapes and types.
     """
     if want is object:
         return
@@ -155,9 +165,14 @@ def check_like(node: Any, want: Any, path: str = "") -> None:
             check_like(node[i], child, f"{path}[{i}]")
     elif isinstance(want, Tensor | Shape):
         dims = want.shape if isinstance(want, Tensor) else want.dims
-        same = isinstance(node, Tensor) and node.dtype == want.dtype and len(node.shape) == len(dims)
+        same = (
+            isinstance(node, Tensor) and node.dtype == want.dtype and len(node.shape) == len(dims)
+        )
         if not same or any(d is not None and d != n for n, d in zip(node.shape, dims, strict=True)):
-            refuse(path, f"expected {kind(want) if isinstance(want, Tensor) else want}, got {kind(node)}")
+            refuse(
+                path,
+                f"expected {kind(want) if isinstance(want, Tensor) else want}, got {kind(node)}",
+            )
     elif want is not None and not isinstance(want, type):
         refuse(path, f"a template holds tensors, Shapes, types and None, not {kind(want)}")
     elif type(node) is not (want or type(None)):
@@ -174,17 +189,22 @@ def _keys(node: Any) -> str:
 def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     """The mean Σᵢ wᵢ xᵢ / Σ w of each float tensor, and the maximum of each integer tensor.
 
-    Integers are counters, such as BatchNorm's `num_batches_tracked`. Weights are first divided by their sum: then the
-    mean of one tree is exact and half floats do not overflow; then the trees are added in order in each tensor's dtype.
-    The result is detached and shares no memory with the trees. Raises MessageError if the trees differ (with the first
-    differing path); a leaf is no float or integer tensor; or weights are negative, not finite, all 0, or not one per
-    tree.
+    Integers are counters, such as BatchNorm's `num_batches_tracked`. Weights are first divided by
+    their sum: then the mean of one tree is exact and half floats do not overflow; then the trees
+    are added in order in each tensor's dtype. The result is detached and shares no memory with the
+    trees. Raises MessageError if the trees differ (with the first differing path); a leaf is no
+    float or integer tensor; or weights are negative, not finite, all 0, or not one per tree.
     """
     if not trees or len(trees) != len(weights):
-        raise MessageError(f"a mean needs trees and one weight for each: {len(trees)} trees, {len(weights)} weights")
+        raise MessageError(
+            f"a mean needs trees and one weight for each: {len(trees)} trees, {len(weights)} "
+            "weights"
+        )
     total = sum(weights)
     if not all(0 <= w < math.inf for w in weights) or not 0 < total < math.inf:
-        raise MessageError(f"weights must be finite, at least 0, and not all 0: {list(weights)[:8]}")
+        raise MessageError(
+            f"weights must be finite, at least 0, and not all 0: {list(weights)[:8]}"
+        )
     for path, leaf in leaves(trees[0]):
         if not isinstance(leaf, Tensor) or leaf.dtype == torch.bool or leaf.is_complex():
             refuse(path, f"only float and integer tensors have a mean, not {kind(leaf)}")

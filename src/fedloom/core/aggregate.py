@@ -1,6 +1,8 @@
-"""How a mean of replies is taken. A page says that it wants one (`fed.mean`); the run says how, in `[aggregate]`.
+"""How a mean of replies is taken. A page says that it wants one (`fed.mean`); the run says how, in
+`[aggregate]`.
 
-`Mean` is the default. `fedloom.protect.aggregators` has robust rules, secure sums, and means with noise.
+`Mean` is the default. `fedloom.protect.aggregators` has robust rules, secure sums, and means with
+noise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +16,16 @@ from fedloom.core.errors import MethodError
 from fedloom.core.message import weighted_mean, zip_tensors
 
 Kind: TypeAlias = Literal["values", "logits", "probabilities"]
-"""What the numbers of a reply are: any values, logits (..., K), or probabilities (..., K) that sum to 1."""
+"""What the numbers of a reply are: any values, logits (..., K), or probabilities (..., K) that sum
+to 1.
+"""
 Kinds: TypeAlias = Kind | Mapping[str, Kind]
-"""The kind of a reply, or of each of its parts by name, which are then aggregated each by itself."""
+"""The kind of a reply, or of each of its parts by name, which are then aggregated each by itself.
+"""
 Weights: TypeAlias = Sequence[float] | Tensor | None
-"""The weights of n replies; a tensor (n, K) of weights for each of K classes; or None for equal weights."""
+"""The weights of n replies; a tensor (n, K) of weights for each of K classes; or None for equal
+weights.
+"""
 
 
 class Aggregator(Protocol):
@@ -34,8 +41,9 @@ class Aggregator(Protocol):
 
     @property
     def even(self) -> bool:
-        """Whether a server counts all replies alike, whatever weights they claim. The result is then no weighted mean,
-        and no party can remove its own reply from it."""
+        """Whether a server counts all replies alike, whatever weights they claim. The result is
+        then no weighted mean, and no party can remove its own reply from it.
+        """
 
     @property
     def weighs(self) -> bool:
@@ -63,8 +71,8 @@ class Aggregator(Protocol):
         Args:
             replies: n trees.
             weights: see `Weights`.
-            around: a tree of that structure from which the replies differ, such as the weights that the server sent;
-                None if there is none.
+            around: a tree of that structure from which the replies differ, such as the weights that
+                the server sent; None if there is none.
             kind: what the numbers are.
             key: numbers that belong to no other mean of the run; noise is drawn from them.
         """
@@ -88,7 +96,8 @@ class Mean:
         kind: Kinds = "values",
         key: Sequence[int] = (),
     ) -> Any:
-        """See `Aggregator.combine`. With weights by class, tensors are (K, ...), and 0 for a class without a weight.
+        """See `Aggregator.combine`. With weights by class, tensors are (K, ...), and 0 for a class
+        without a weight.
 
         Raises:
             MessageError: see `weighted_mean`.
@@ -116,8 +125,8 @@ class Combined:
 
     Attributes:
         value: a tree like a reply, without the weight.
-        weight: the sum of the replies' weights, or their number if all count alike. With weights by class a tensor
-            (K,), which is 0 for a class of which there is no mean.
+        weight: the sum of the replies' weights, or their number if all count alike. With weights by
+            class a tensor (K,), which is 0 for a class of which there is no mean.
         ids: the parties whose replies are part of it.
         seen: the single replies by id, as they came; None where the run hides them.
     """
@@ -136,6 +145,7 @@ class Combined:
         """
         if self.seen is None:
             raise MethodError(
-                "this run's [aggregate] hides single replies, which the page reads: refuse it in the config's refuses()"
+                "this run's [aggregate] hides single replies, which the page reads: refuse it in "
+                "the config's refuses()"
             )
         return self.seen

@@ -1,7 +1,7 @@
 """A party's private resources: its rows, its network, its seed. They are never transmitted.
 
-Row numbers are drawn from (seed, purpose, round, party), so methods that are compared on one seed see the same batches
-on every engine.
+Row numbers are drawn from (seed, purpose, round, party), so methods that are compared on one seed
+see the same batches on every engine.
 """
 
 import weakref
@@ -30,11 +30,13 @@ class Rows:
 
     Attributes:
         pool: (M, ...) uint8 or float32 inputs as stored.
-        labels: (M,) int64 classes or float32 standardized numbers; None if the rows have no labels here.
+        labels: (M,) int64 classes or float32 standardized numbers; None if the rows have no labels
+            here.
         index: (n,) int64, the numbers of these rows in the pool.
-        shift, scale: a network's input is (pool - shift) / scale, float32; both broadcast over a row.
-        present: (n,) bool, in a vertical setting: whether the party has its columns of each row; None if it has all.
-            The inputs of a row that it lacks are blank.
+        shift, scale: a network's input is (pool - shift) / scale, float32; both broadcast over a
+            row.
+        present: (n,) bool, in a vertical setting: whether the party has its columns of each row;
+            None if it has all. The inputs of a row that it lacks are blank.
     """
 
     pool: Tensor
@@ -57,7 +59,9 @@ class Rows:
     def y(self, which: Tensor) -> Tensor:
         """Labels (B,) of rows `which` (B,). Raises MethodError if the rows have no labels here."""
         if self.labels is None:
-            raise MethodError("these rows have no labels here; read labels only at the party that holds them")
+            raise MethodError(
+                "these rows have no labels here; read labels only at the party that holds them"
+            )
         return self.labels[self.index[which]]
 
     def inputs(self, plan: Tensor) -> Tensor:
@@ -110,7 +114,9 @@ def sample_plan(rng: np.random.Generator, rows: int, steps: int, size: int) -> T
 
 
 def epoch_plan(rng: np.random.Generator, rows: int, epochs: int, size: int) -> Tensor:
-    """`epochs` shuffled epochs as full batches (T, B); the last batch of an epoch is filled with its first rows."""
+    """`epochs` shuffled epochs as full batches (T, B); the last batch of an epoch is filled with
+    its first rows.
+    """
     steps = -(-rows // size)
     passes = [np.resize(rng.permutation(rows), steps * size) for _ in range(epochs)]
     return torch.from_numpy(np.concatenate(passes).reshape(-1, size))
@@ -118,12 +124,15 @@ def epoch_plan(rng: np.random.Generator, rows: int, epochs: int, size: int) -> T
 
 @lru_cache(maxsize=8)
 def aligned_plan(seed: int, number: int, rows: int, size: int) -> Tensor:
-    """Epoch `number` over the aligned rows as full batches (T, B), the same rows in each batch at every party."""
+    """Epoch `number` over the aligned rows as full batches (T, B), the same rows in each batch at
+    every party.
+    """
     return epoch_plan(stream(seed, "aligned batches", number), rows, 1, size)
 
 
 class BatchCache:
-    """The most recently gathered batches of this process. A peer that answers several others rereads the same batch.
+    """The most recently gathered batches of this process. A peer that answers several others
+    rereads the same batch.
 
     Args:
         most: capacity in bytes.
@@ -134,7 +143,9 @@ class BatchCache:
         self._held: dict[Any, tuple[weakref.ref[Any], Any]] = {}
 
     def get(self, owner: object, key: Any, make: Callable[[], Kept]) -> Kept:
-        """The cached value for this owner and key, or else the value of `make`. It must not be changed in place."""
+        """The cached value for this owner and key, or else the value of `make`. It must not be
+        changed in place.
+        """
         key = (id(owner), key)
         cached_for, value = self._held.pop(key, (None, None))
         if value is not None:
@@ -171,7 +182,9 @@ class PublicSet:
         self._last: tuple[tuple[int, int, int], tuple[Tensor, ...]] | None = None
 
     def batches(self, t: int, steps: int, size: int) -> tuple[Tensor, ...]:
-        """Round t's public batches (B, ...), the same at every party: g(seed, t, i) in Algorithm 1 of FedAL."""
+        """Round t's public batches (B, ...), the same at every party: g(seed, t, i) in Algorithm 1
+        of FedAL.
+        """
         key = (t, steps, size)
         if self._last is None or self._last[0] != key:
             self._last = (key, self.rows.inputs(self.plan(t, steps, size)).unbind())
@@ -222,13 +235,16 @@ class ClientContext:
         black_box: its model with `fit` and `predict_proba`, if it has one instead of a network.
         group: with architecture groups, the number of its group.
         groups: with architecture groups, at the server: the group of each client.
-        group_networks: with architecture groups, at the server: builds each group's initial network.
+        group_networks: with architecture groups, at the server: builds each group's initial
+            network.
         pretrained: at the server only: loads its pretrained model.
-        encoder: builds the pretrained model's architecture with other weights: at the server, and at clients of a
-            method that sends them its weights.
+        encoder: builds the pretrained model's architecture with other weights: at the server, and
+            at clients of a method that sends them its weights.
         columns: names of the columns of raw rows; empty if the method needs none.
-        words: for each of these columns, the words of a category, whose values are 0, 1, …; () for numbers.
-        offset: what was subtracted from each of these columns, so that float32 tells its numbers apart; () for 0.
+        words: for each of these columns, the words of a category, whose values are 0, 1, …; () for
+            numbers.
+        offset: what was subtracted from each of these columns, so that float32 tells its numbers
+            apart; () for 0.
         tests: test rows by name. Methods do not read them.
         device: the device of its tensors.
         secret: a secret key for `noise`, if the party has one.
@@ -236,8 +252,9 @@ class ClientContext:
         local: how the run trains networks of its parties.
         privacy_budget: charges private releases to the budget of its rows, if they have one: see
             `fedloom.protect.noise.charge`.
-        min_class_rows: the fewest rows of a class whose mean may leave the party; a smaller class is sent as absent.
-    """
+        min_class_rows: the fewest rows of a class whose mean may leave the party; a smaller class
+            is sent as absent.
+    """  # noqa: E501
 
     id: int
     seed: int = 0
@@ -290,7 +307,9 @@ class ClientContext:
 
     @property
     def shown_classes(self) -> Tensor:
-        """(K,) bool: the classes with so many own rows, 1 or `min_class_rows`, that their mean may leave the party."""
+        """(K,) bool: the classes with so many own rows, 1 or `min_class_rows`, that their mean may
+        leave the party.
+        """
         y = self.rows.y(torch.arange(len(self.rows), device=self.device))
         return torch.bincount(y, minlength=self.classes) >= max(1, self.min_class_rows)
 
@@ -299,9 +318,11 @@ class ClientContext:
         return stream(self.seed, purpose, self.id, *keys)
 
     def noise(self, on: Tree, purpose: str, *keys: int) -> np.random.Generator:
-        """A generator for noise that hides `on` (tensors and the noise scale). Anybody who knows the run's seed could
-        subtract noise from `stream`. With a `secret`, the noise depends on the secret, the purpose and `on` only, so
-        repeating a request in another round or run yields the same noise."""
+        """A generator for noise that hides `on` (tensors and the noise scale). Anybody who knows
+        the run's seed could subtract noise from `stream`. With a `secret`, the noise depends on the
+        secret, the purpose and `on` only, so repeating a request in another round or run yields the
+        same noise.
+        """
         if self.secret is None:
             return self.stream(purpose, *keys)
         return hidden_stream(self.secret, purpose, message.digest(on).encode())
@@ -310,18 +331,24 @@ class ClientContext:
         """Round t's `steps` independent batches of `size` own rows."""
         rows, rng = self.rows, partial(self.stream, "batches", t)
         return BATCH_CACHE.get(
-            self, ("batches", t, steps, size), lambda: rows.batches(sample_plan(rng(), len(rows), steps, size))
+            self,
+            ("batches", t, steps, size),
+            lambda: rows.batches(sample_plan(rng(), len(rows), steps, size)),
         )
 
     def epochs(self, t: int, *, epochs: int, size: int) -> Batches:
         """Round t's shuffled epochs over the own rows, in full batches of `size`."""
         rows, rng = self.rows, partial(self.stream, "batches", t)
         return BATCH_CACHE.get(
-            self, ("epochs", t, epochs, size), lambda: rows.batches(epoch_plan(rng(), len(rows), epochs, size))
+            self,
+            ("epochs", t, epochs, size),
+            lambda: rows.batches(epoch_plan(rng(), len(rows), epochs, size)),
         )
 
     def sample_batch(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
-        """One batch of round t: x (b, ...), y (b,) of b = `size` distinct own rows, or of all if there are fewer."""
+        """One batch of round t: x (b, ...), y (b,) of b = `size` distinct own rows, or of all if
+        there are fewer.
+        """
         batch = self.batches(t, steps=1, size=min(size, len(self.rows)))
         return batch.x[0], batch.y[0]
 
@@ -336,12 +363,16 @@ class ClientContext:
         return BATCH_CACHE.get(self, "query", lambda: self._sample("query"))
 
     def half(self, which: Literal["support", "query"]) -> Tensor:
-        """The row numbers (n,) of a half. Raises MethodError if the party has fewer than two rows."""
+        """The row numbers (n,) of a half. Raises MethodError if the party has fewer
+        than two rows.
+        """
 
         def draw() -> Tensor:
             count = len(self.rows)
             if count < 2:
-                raise MethodError(f"party {self.id} has {count} row; a support and a query half need at least 2")
+                raise MethodError(
+                    f"party {self.id} has {count} row; a support and a query half need at least 2"
+                )
             order, first = self.stream("halves").permutation(count), -(-count // 2)
             return torch.from_numpy(np.sort(order[:first] if which == "support" else order[first:]))
 
@@ -353,7 +384,9 @@ class ClientContext:
         return Sample(x, self.rows.y(numbers), x.new_full((len(numbers),), 1 / len(numbers)))
 
     def aligned_batch(self, number: int, step: int, *, size: int) -> Tensor:
-        """Inputs (B, ...) of a step of epoch `number` over the aligned rows; cached. Without rows that it lacks."""
+        """Inputs (B, ...) of a step of epoch `number` over the aligned rows; cached. Without rows
+        that it lacks.
+        """
 
         def gather() -> Tensor:
             rows = aligned_plan(self.seed, number, self.aligned, size)[step].to(self.device)
@@ -362,14 +395,18 @@ class ClientContext:
         return BATCH_CACHE.get(self, ("aligned", number, step, size), gather)
 
     def unlabeled(self, t: int, *, steps: int, size: int, aligned: bool = True) -> Tensor:
-        """Round t's independent batches of own inputs (T, B, ...), of the unaligned rows only if not `aligned`. Raises
-        MethodError if there are no such rows."""
+        """Round t's independent batches of own inputs (T, B, ...), of the unaligned rows only if
+        not `aligned`. Raises MethodError if there are no such rows.
+        """
         first = 0 if aligned else self.aligned
         if first == len(self.rows):
             raise MethodError(
-                f"party {self.id} has no unaligned rows: raise columns.unaligned, or set params.local_rows=all"
+                f"party {self.id} has no unaligned rows: raise columns.unaligned, or set "
+                "params.local_rows=all"
             )
-        return self.rows.inputs(sample_plan(self.stream("batches", t), len(self.rows) - first, steps, size) + first)
+        return self.rows.inputs(
+            sample_plan(self.stream("batches", t), len(self.rows) - first, steps, size) + first
+        )
 
     def build(self) -> nn.Module:
         """Build the party's network. Raises MethodError if it has none."""
@@ -378,7 +415,9 @@ class ClientContext:
         return self.network()
 
     def teacher(self) -> nn.Module:
-        """Load the pretrained model, frozen, in evaluation mode. Raises MethodError if the party has none."""
+        """Load the pretrained model, frozen, in evaluation mode. Raises MethodError if the party
+        has none.
+        """
         if self.pretrained is None:
             raise MethodError(f"party {self.id} has no pretrained model: name one in [pretrained]")
         return self.pretrained().to(self.device).eval().requires_grad_(False)

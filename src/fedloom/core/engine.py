@@ -23,8 +23,9 @@ from fedloom.core.network import Keep
 from fedloom.core.party import Note, Party
 
 CallId: TypeAlias = tuple[int, int] | None
-"""(round, number of the call in the round): unchanged when a run resumes or repeats. None for calls outside the
-protocol, such as evaluation, which get no injected faults."""
+"""(round, number of the call in the round): unchanged when a run resumes or repeats. None for calls
+outside the protocol, such as evaluation, which get no injected faults.
+"""
 
 NOT_FINITE = "refused what it was sent: not finite"
 """The reason of a failure whose arguments hold NaN or infinity."""
@@ -73,7 +74,8 @@ class Task:
         shared: arguments for all parties of the call: one object.
         each: further arguments for this party. Values may be reply references or dicts of them.
         fault: the injected fault, if any.
-        seed: seeds torch's generator for this task, so that draws do not depend on the order of parties.
+        seed: seeds torch's generator for this task, so that draws do not depend on the order of
+            parties.
         round: the current round; -1 outside the protocol.
     """
 
@@ -136,16 +138,19 @@ class Engine(AbstractContextManager["Engine"]):
 
     Attributes:
         ids: the parties, in order.
-        durable: whether the parties' state survives the loss of a process. If not, a call may raise `Lost`.
-        remote: whether parties keep their state at their nodes. `states` and `load` then cover the coordinator's own
-            parties only; `restore` returns the others to an earlier round.
+        durable: whether the parties' state survives the loss of a process. If not, a call may raise
+            `Lost`.
+        remote: whether parties keep their state at their nodes. `states` and `load` then cover the
+            coordinator's own parties only; `restore` returns the others to an earlier round.
         changed: a callback, called from any thread when a party connects or disconnects.
     """
 
     durable = True
     remote = False
 
-    def __init__(self, names: Mapping[int, str], *, seed: int = 0, faults: Faults | None = None) -> None:
+    def __init__(
+        self, names: Mapping[int, str], *, seed: int = 0, faults: Faults | None = None
+    ) -> None:
         self.ids = tuple(names)
         self._names = dict(names)
         self._seed = seed
@@ -173,8 +178,12 @@ class Engine(AbstractContextManager["Engine"]):
         each: Mapping[int, Mapping[str, Tree]] | None,
         call: CallId,
     ) -> list[Tree | Failure]:
-        """Run `method` at each party with the shared and its own arguments; one reply or failure each, in order."""
-        return self._call([self._task(i, method, shared, each[i] if each else {}, call) for i in parties])
+        """Run `method` at each party with the shared and its own arguments; one reply or failure
+        each, in order.
+        """
+        return self._call(
+            [self._task(i, method, shared, each[i] if each else {}, call) for i in parties]
+        )
 
     @final
     def sum(
@@ -188,21 +197,27 @@ class Engine(AbstractContextManager["Engine"]):
         call: CallId,
         whole: bool = False,
     ) -> tuple[np.ndarray | None, list[Failure | None]]:
-        """As `call`, but add up the replies as integers: see `fedloom.core.fixed_point`. With `whole` there is no sum
-        unless all replies are in it.
+        """As `call`, but add up the replies as integers: see `fedloom.core.fixed_point`. With
+        `whole` there is no sum unless all replies are in it.
 
         Returns:
-            The sum (d + 1,) uint64, or None if too few parties were left for one; and for each party the reason why
-            its reply is not part of it.
+            The sum (d + 1,) uint64, or None if too few parties were left for one; and for each
+            party the reason why its reply is not part of it.
         """
         return self._sum(
-            [self._task(i, method, shared, each[i] if each else {}, call) for i in parties], expect, weight, whole
+            [self._task(i, method, shared, each[i] if each else {}, call) for i in parties],
+            expect,
+            weight,
+            whole,
         )
 
     @final
-    def total(self, parties: Sequence[int], method: str, shared: Mapping[str, Tree], call: CallId) -> list[Tree]:
-        """The sum of the parties' replies to a method of `MEANS`, as the only entry, where the engine computes it at
-        once from the rows of all; else [], and no party has run."""
+    def total(
+        self, parties: Sequence[int], method: str, shared: Mapping[str, Tree], call: CallId
+    ) -> list[Tree]:
+        """The sum of the parties' replies to a method of `MEANS`, as the only entry, where the
+        engine computes it at once from the rows of all; else [], and no party has run.
+        """
         return self._total([self._task(i, method, shared, {}, call) for i in parties])
 
     @final
@@ -217,7 +232,8 @@ class Engine(AbstractContextManager["Engine"]):
         expect: Template,
         call: CallId,
     ) -> list[Delivery]:
-        """Peer i asks each j in `links[i]` and takes their answers; no payload passes through the coordinator.
+        """Peer i asks each j in `links[i]` and takes their answers; no payload passes through the
+        coordinator.
 
         All peers ask, then all answer, then all take, so no peer sees a neighbour's next state.
         """
@@ -228,9 +244,11 @@ class Engine(AbstractContextManager["Engine"]):
             questions = dict(zip(links, self._leave(asking, question), strict=True))
             pairs = [(i, j) for i, j in pairs if _deliver(log, i, j, ask, questions[i])]
             by = {i: torch.tensor(i) for i in links}  # a tensor, so that answers can be batched
-            order = sorted(pairs, key=lambda pair: pair[1])  # a peer's answers in a row, to reuse its cached batches
+            # a peer's answers in a row, to reuse its cached batches
+            order = sorted(pairs, key=lambda pair: pair[1])
             answering = [
-                self._task(j, answer, shared, {"asked": questions[i], "by": by[i]}, call, i + 1) for i, j in order
+                self._task(j, answer, shared, {"asked": questions[i], "by": by[i]}, call, i + 1)
+                for i, j in order
             ]
             refs = dict(zip(order, self._leave(answering, expect), strict=True))
             answers = {pair: refs[pair] for pair in pairs}
@@ -243,7 +261,9 @@ class Engine(AbstractContextManager["Engine"]):
         for (i, j), ref in answers.items():
             if _deliver(log, j, i, answer, ref):
                 inboxes[i][str(j)] = ref
-        taking = [self._task(i, take, shared, {"inbox": inbox}, call) for i, inbox in inboxes.items()]
+        taking = [
+            self._task(i, take, shared, {"inbox": inbox}, call) for i, inbox in inboxes.items()
+        ]
         replies = self._call(taking)
         lost = {(*ends, answer) for ends in self._undelivered()}
         for n, d in enumerate(log):
@@ -265,7 +285,9 @@ class Engine(AbstractContextManager["Engine"]):
     def _sum(
         self, tasks: Sequence[Task], expect: Template, weight: str | None, whole: bool
     ) -> tuple[np.ndarray | None, list[Failure | None]]:
-        """The sum of the tasks' replies. Parties of one process have one owner, so nothing is masked."""
+        """The sum of the tasks' replies. Parties of one process have one owner, so nothing is
+        masked.
+        """
         total, failures = None, list[Failure | None]()
         for reply in self._call(tasks):
             failure = reply_problem(reply, expect)
@@ -300,11 +322,14 @@ class Engine(AbstractContextManager["Engine"]):
         return {i: message.digest(state) for i, state in self.states().items()}
 
     def saved(self, round: int) -> None:
-        """Called when the experiment has saved a checkpoint after `round` rounds, to which it may return."""
+        """Called when the experiment has saved a checkpoint after `round` rounds, to which it may
+        return.
+        """
 
     def restore(self, round: int) -> None:
-        """Return all parties that keep their own state to that after `round` rounds. Raises EngineError if a party has
-        no such state."""
+        """Return all parties that keep their own state to that after `round` rounds. Raises
+        EngineError if a party has no such state.
+        """
         raise MethodError(f"{type(self).__name__} does not support restore(); use load()")
 
     def presence(self) -> dict[int, bool]:
@@ -326,7 +351,11 @@ class Engine(AbstractContextManager["Engine"]):
     @final
     def _on_disk(self, count: int) -> tuple[str, ...]:
         """The remark of an account on parties whose state is on disk."""
-        return (f"the state of {count} of {len(self.ids)} parties is on disk between calls",) if count else ()
+        return (
+            (f"the state of {count} of {len(self.ids)} parties is on disk between calls",)
+            if count
+            else ()
+        )
 
     @final
     def __exit__(self, *_: object) -> None:
@@ -334,7 +363,13 @@ class Engine(AbstractContextManager["Engine"]):
 
     @final
     def _task(
-        self, party: int, method: str, shared: Mapping[str, Tree], each: Mapping[str, Any], call: CallId, part: int = 0
+        self,
+        party: int,
+        method: str,
+        shared: Mapping[str, Tree],
+        each: Mapping[str, Any],
+        call: CallId,
+        part: int = 0,
     ) -> Task:
         self.name(party)
         if call is None:
@@ -348,8 +383,9 @@ class Engine(AbstractContextManager["Engine"]):
 def run_task(
     party: Party[object], task: Task, arguments: Mapping[str, Tree], keep: Keep = torch.clone
 ) -> Tree | Failure:
-    """Run one task with its resolved `arguments`; the party's reply, or a failure, which leaves its state unchanged.
-    `keep` copies the network's memory before its first change."""
+    """Run one task with its resolved `arguments`; the party's reply, or a failure, which leaves its
+    state unchanged. `keep` copies the network's memory before its first change.
+    """
     if task.fault == "dropout":
         return Failure("dropped out", injected=True)
     function = bound(party, task.method)
@@ -377,13 +413,17 @@ def run_task(
 
 
 def bound(party: Party[object], method: str) -> Callable[..., Tree]:
-    """The evaluation, or else the party's method, of this name. Raises MethodError if there is none, or messages may
-    not call it."""
+    """The evaluation, or else the party's method, of this name. Raises MethodError if there is
+    none, or messages may not call it.
+    """
     if method in EVALUATIONS:
         return partial(EVALUATIONS[method], party)
     function = None if method.startswith("_") else getattr(party, method, None)
     if function is None:
-        raise MethodError(f"{type(party).__name__} has no method {method!r}; define it, without a leading underscore")
+        raise MethodError(
+            f"{type(party).__name__} has no method {method!r}; define it, without a leading "
+            "underscore"
+        )
     return function  # type: ignore[no-any-return]
 
 
@@ -395,7 +435,9 @@ def disturbed(reply: Tree, fault: str | None) -> Tree | Failure:
 
 
 def reply_problem(reply: object, expect: Template) -> Failure | None:
-    """The reason why a reply cannot be used, or None. The reason holds no value and no text of the party."""
+    """The reason why a reply cannot be used, or None. The reason holds no value and no text of the
+    party.
+    """
     if isinstance(reply, Failure):
         return reply
     reason = "not a message"
@@ -420,7 +462,11 @@ def reply_ref(held: Any, reply: Tree | Failure, expect: Template) -> ReplyRef:
 
 def references(value: Any) -> list[ReplyRef]:
     """The references in an argument: one, all in a dict, or none."""
-    return [v for v in (value.values() if isinstance(value, dict) else [value]) if isinstance(v, ReplyRef)]
+    return [
+        v
+        for v in (value.values() if isinstance(value, dict) else [value])
+        if isinstance(v, ReplyRef)
+    ]
 
 
 def map_references(fn: Callable[[ReplyRef], Any], value: Any) -> Any:
@@ -430,13 +476,17 @@ def map_references(fn: Callable[[ReplyRef], Any], value: Any) -> Any:
     return {k: fn(v) for k, v in value.items()} if isinstance(value, dict) else fn(value)
 
 
-def arguments(task: Task, opened: Callable[[ReplyRef], Any] = attrgetter("held")) -> dict[str, Tree]:
+def arguments(
+    task: Task, opened: Callable[[ReplyRef], Any] = attrgetter("held")
+) -> dict[str, Tree]:
     """The arguments of a task, with references resolved by `opened`."""
     return {**task.shared, **{k: map_references(opened, v) for k, v in task.each.items()}}
 
 
 def refusal(task: Task, arguments: Mapping[str, Tree], error: MessageError) -> Failure:
-    """The failure of a task whose arguments are not finite and cannot be sent; raises any other error."""
+    """The failure of a task whose arguments are not finite and cannot be sent; raises any other
+    error.
+    """
     try:
         message.check_finite(arguments)
     except MessageError as not_finite:

@@ -1,7 +1,7 @@
 """The errors that fedloom raises on purpose, and warnings that are logged once.
 
-A message says what is wrong, what is allowed, and what to do. Applications can catch `FedloomError` and show its text
-to users unchanged.
+A message says what is wrong, what is allowed, and what to do. Applications can catch `FedloomError`
+and show its text to users unchanged.
 """
 
 import difflib
@@ -57,7 +57,9 @@ class TrainingDiverged(MethodError):
 
 
 class NotReady(MethodError):
-    """A party cannot reply yet, for example because it was absent when training began; the call leaves it out."""
+    """A party cannot reply yet, for example because it was absent when training began; the call
+    leaves it out.
+    """
 
 
 class PrivacyBudgetSpent(FedloomError):
@@ -83,8 +85,9 @@ def warn_once(text: str) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: `" Did you mean 'x'?"`, also for the word of another library; or else all known
-    names, or "" if there are none or more than `MOST_NAMES`."""
+    """A hint for an unknown name: `" Did you mean 'x'?"`, also for the word of another library; or
+    else all known names, or "" if there are none or more than `MOST_NAMES`.
+    """
     names = sorted(known)
     if found := meant(word, names):
         return f" Did you mean {found!r}?"

@@ -1,7 +1,8 @@
 """Evaluation of parties outside the protocol: predictions on test rows, and their score.
 
-An engine runs each function of `EVALUATIONS` at a party by its name. None is a message of a method, and none changes a
-party's state. In a vertical setting pages define the hooks of `PassiveParty` and `ActiveParty`.
+An engine runs each function of `EVALUATIONS` at a party by its name. None is a message of a method,
+and none changes a party's state. In a vertical setting pages define the hooks of `PassiveParty` and
+`ActiveParty`.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,11 +24,15 @@ MAX_ERROR: Final = 25.0
 
 @runtime_checkable
 class PassiveParty(Protocol):
-    """A party of a vertical federation that holds columns and no labels. Party 0 holds the active party's columns."""
+    """A party of a vertical federation that holds columns and no labels. Party 0 holds the active
+    party's columns.
+    """
 
     def contribution(self, *, on: str) -> Tree:
-        """The input of the active party's prediction for the test rows named `on`, such as embeddings (n, d). With
-        `on="aligned"`, the same for the aligned rows as sent in training, on which label attacks are based."""
+        """The input of the active party's prediction for the test rows named `on`, such as
+        embeddings (n, d). With `on="aligned"`, the same for the aligned rows as sent in training,
+        on which label attacks are based.
+        """
 
 
 @runtime_checkable
@@ -51,17 +56,21 @@ class LeaksLabels(ActiveParty, Protocol):
     """An active party that declares which of its messages depend on labels."""
 
     def exposed(self, contributions: Mapping[int, Tensor]) -> Mapping[str, Mapping[int, Tensor]]:
-        """The label-dependent messages that each party would receive next, by kind and party; it changes no state.
+        """The label-dependent messages that each party would receive next, by kind and party; it
+        changes no state.
 
-        `contributions` (N_a, d) are of the aligned rows. Kinds, on which `fedloom.protect.attacks` has attacks:
-        "gradients" (N_a, d) of the loss by a contribution; "logit gradients", the same where contributions are logits
-        (N_a, K); and "prototypes" (K, d), zeros for a class that has none.
+        `contributions` (N_a, d) are of the aligned rows. Kinds, on which `fedloom.protect.attacks`
+        has attacks: "gradients" (N_a, d) of the loss by a contribution; "logit gradients", the same
+        where contributions are logits (N_a, K); and "prototypes" (K, d), zeros for a class that has
+        none.
         """
 
 
 @runtime_checkable
 class Restorable(Protocol):
-    """A party whose exported state has tensors of other shapes than a new party's, such as trees."""
+    """A party whose exported state has tensors of other shapes than a new party's,
+    such as trees.
+    """
 
     def restore(self, state: Any) -> None:
         """Take the state, by name in `EXPORT`, from a folder that anybody may have written.
@@ -79,28 +88,38 @@ def predictions(
     broadcast: Mapping[str, Tree] | None = None,
     probabilities: bool = False,
 ) -> dict[str, Tensor]:
-    """Predicted classes, or standardized numbers, (n,) on the test rows named `on` in `ClientContext.tests`, the mean
-    loss () and with `probabilities` the probabilities of all classes (n, K), or the outputs for a number (n, W).
-    `Party.prepare` gets the other arguments."""
+    """Predicted classes, or standardized numbers, (n,) on the test rows named `on` in
+    `ClientContext.tests`, the mean loss () and with `probabilities` the probabilities of all
+    classes (n, K), or the outputs for a number (n, W). `Party.prepare` gets the other arguments.
+    """
     task, outputs = party.context.task.unweighted, _outputs(party, on, eval_mode, broadcast)
     found = {"predicted": task.predicted(outputs), "loss": task.loss(outputs, _labels(party, on))}
     return {**found, "probabilities": task.soft(outputs)} if probabilities else found
 
 
 def score(
-    party: Party[object], *, on: str, eval_mode: str = "", broadcast: Mapping[str, Tree] | None = None
+    party: Party[object],
+    *,
+    on: str,
+    eval_mode: str = "",
+    broadcast: Mapping[str, Tree] | None = None,
 ) -> dict[str, Tree]:
-    """Four summary numbers of `predictions`, for test rows whose labels are private; arguments as there. Those of
-    numbers are of `number_score`.
+    """Four summary numbers of `predictions`, for test rows whose labels are private; arguments as
+    there. Those of numbers are of `number_score`.
 
-    `chance` is the accuracy of always predicting the most frequent class. The loss of each row is clipped at `MAX_LOSS`
-    and their mean rounded to three decimals, so that a malicious model cannot encode a row in it.
+    `chance` is the accuracy of always predicting the most frequent class. The loss of each row is
+    clipped at `MAX_LOSS` and their mean rounded to three decimals, so that a malicious model cannot
+    encode a row in it.
     """
-    task, outputs, labels = party.context.task.unweighted, _outputs(party, on, eval_mode, broadcast), _labels(party, on)
+    task = party.context.task.unweighted
+    outputs = _outputs(party, on, eval_mode, broadcast)
+    labels = _labels(party, on)
     predicted = task.predicted(outputs)
     if party.context.target is not None:
         return number_score(predicted, labels)
-    losses = torch.nan_to_num(task.loss(outputs, labels, "none").float(), nan=MAX_LOSS).clamp(max=MAX_LOSS)
+    losses = torch.nan_to_num(task.loss(outputs, labels, "none").float(), nan=MAX_LOSS).clamp(
+        max=MAX_LOSS
+    )
     return {
         "accuracy": (predicted == labels).float().mean(),
         "loss": losses.mean().round(decimals=3),
@@ -110,20 +129,28 @@ def score(
 
 
 def worst_score(party: Party[object], *, on: str) -> dict[str, Tree]:
-    """The `score` of a model that cannot predict: all rows count most. Whether it can may depend on a row."""
+    """The `score` of a model that cannot predict: all rows count most. Whether it can may depend on
+    a row.
+    """
     labels = _labels(party, on)
     if party.context.target is not None:
         return number_score(torch.full_like(labels, torch.inf), labels)
     chance = labels.bincount().max() / len(labels)
-    return {"accuracy": torch.tensor(0.0), "loss": torch.tensor(MAX_LOSS), "chance": chance, "rows": len(labels)}
+    return {
+        "accuracy": torch.tensor(0.0),
+        "loss": torch.tensor(MAX_LOSS),
+        "chance": chance,
+        "rows": len(labels),
+    }
 
 
 def number_score(predicted: Tensor, y: Tensor) -> dict[str, Tree]:
-    """Four summary numbers of standardized predictions (n,) of y (n,), for test rows whose labels are private: the mean
-    squared and the mean absolute error, the mean squared error of the best constant, and the rows.
+    """Four summary numbers of standardized predictions (n,) of y (n,), for test rows whose labels
+    are private: the mean squared and the mean absolute error, the mean squared error of the best
+        constant, and the rows.
 
-    Each row counts at most `MAX_ERROR`, and means are rounded to three decimals, so that a malicious model cannot
-    encode a row in them.
+    Each row counts at most `MAX_ERROR`, and means are rounded to three decimals, so that a
+    malicious model cannot encode a row in them.
     """
     squared = torch.nan_to_num((predicted - y) ** 2, nan=MAX_ERROR).clamp(max=MAX_ERROR)
     around = torch.nan_to_num((y - y.mean()) ** 2, nan=MAX_ERROR).clamp(max=MAX_ERROR)
@@ -132,10 +159,15 @@ def number_score(predicted: Tensor, y: Tensor) -> dict[str, Tree]:
 
 
 def exact_scores(
-    party: Party[object], *, on: str, eval_mode: str = "", broadcast: Mapping[str, Tree] | None = None
+    party: Party[object],
+    *,
+    on: str,
+    eval_mode: str = "",
+    broadcast: Mapping[str, Tree] | None = None,
 ) -> dict[str, float]:
-    """The number of rows and their scores: the accuracy and those of `fedloom.core.scores.scored`, or those of
-    `fedloom.core.task.number_scores` in the number's unit; arguments as in `predictions`.
+    """The number of rows and their scores: the accuracy and those of `fedloom.core.scores.scored`,
+    or those of `fedloom.core.task.number_scores` in the number's unit; arguments as in
+    `predictions`.
 
     They are for the owner of the rows: no engine runs this for a coordinator.
     """
@@ -155,9 +187,13 @@ def predictions_alone(party: Party[object], *, on: str) -> dict[str, Tensor]:
 
 
 def contribution(party: Party[object], *, on: str) -> Tree:
-    """A passive party's contribution to the joint prediction of the test rows named `on`: zeros for those it lacks."""
+    """A passive party's contribution to the joint prediction of the test rows named `on`: zeros for
+    those it lacks.
+    """
     if not isinstance(party, PassiveParty):
-        raise MethodError(f"{type(party).__name__} cannot contribute to joint predictions; define contribution()")
+        raise MethodError(
+            f"{type(party).__name__} cannot contribute to joint predictions; define contribution()"
+        )
     found = party.contribution(on=on)
     present = party.context.tests[on].present if on in party.context.tests else None
     if present is None:
@@ -168,7 +204,9 @@ def contribution(party: Party[object], *, on: str) -> Tree:
 def decide(server: Party[object] | None, contributions: Mapping[int, Any]) -> Tensor:
     """The active party's logits (n, K) from all parties' contributions."""
     if not isinstance(server, ActiveParty):
-        raise MethodError(f"{type(server).__name__} cannot predict from contributions; define decide()")
+        raise MethodError(
+            f"{type(server).__name__} cannot predict from contributions; define decide()"
+        )
     return server.decide(contributions)
 
 
@@ -178,10 +216,14 @@ EVALUATIONS: Final[Mapping[str, Callable[..., Tree]]] = {
     "predictions_alone": predictions_alone,
     "contribution": contribution,
 }
-"""The evaluations that an engine runs at a party, by name. No method of a page may have one of these names."""
+"""The evaluations that an engine runs at a party, by name. No method of a page may have one of
+these names.
+"""
 
 
-def _outputs(party: Party[object], on: str, eval_mode: str, broadcast: Mapping[str, Tree] | None) -> Tensor:
+def _outputs(
+    party: Party[object], on: str, eval_mode: str, broadcast: Mapping[str, Tree] | None
+) -> Tensor:
     """The outputs (n, W) for the test rows named `on`."""
     with party.scratch():
         party.prepare(eval_mode=eval_mode, broadcast=broadcast or {})

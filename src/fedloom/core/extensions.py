@@ -23,12 +23,16 @@ def presets() -> dict[str, str]:
 
 
 def _loaded(group: str, load: Callable[[EntryPoint], Any]) -> Iterator[tuple[str, Any]]:
-    """Each entry of a group with what it loads. A broken package gives a warning, and takes nothing else away."""
+    """Each entry of a group with what it loads. A broken package gives a warning, and takes nothing
+    else away.
+    """
     for entry in entry_points(group=group):
         try:
             yield entry.name, load(entry)
         except Exception as error:
-            package = "an installed package" if entry.dist is None else f"the package {entry.dist.name}"
+            package = (
+                "an installed package" if entry.dist is None else f"the package {entry.dist.name}"
+            )
             warn_once(
                 f"{package} adds {entry.name} to fedloom, but it cannot be imported "
                 f"({type(error).__name__}: {error}): repair or uninstall it"

@@ -1,6 +1,7 @@
 """Fault injection: parties that drop out, raise, send invalid replies, or reply too late.
 
-The draw for a call depends only on (seed, round, call, party), so a run with faults is as reproducible as one without.
+The draw for a call depends only on (seed, round, call, party), so a run with faults is as
+reproducible as one without.
 """
 
 from typing import Literal
@@ -24,9 +25,13 @@ class Faults(BaseModel):
     crash: float = Field(0.0, ge=0, le=1)
     """The party raises an error; its state is as before the call."""
     nan: float = Field(0.0, ge=0, le=1)
-    """One number in each float tensor of the reply is NaN; a reply without float tensors is unchanged."""
+    """One number in each float tensor of the reply is NaN; a reply without float tensors is
+    unchanged.
+    """
     inf: float = Field(0.0, ge=0, le=1)
-    """One number in each float tensor of the reply is infinite; a reply without float tensors is unchanged."""
+    """One number in each float tensor of the reply is infinite; a reply without float tensors is
+    unchanged.
+    """
     shape: float = Field(0.0, ge=0, le=1)
     """The tensors of the reply have wrong shapes."""
     type: float = Field(0.0, ge=0, le=1)
@@ -36,8 +41,10 @@ class Faults(BaseModel):
     liars: tuple[int, ...] = ()
     """Clients that send false replies: see `lie`. They have no other fault."""
     lie: Literal["flip", "huge", "labels"] = "flip"
-    """The part that is false: the sign of all numbers of a reply, their size (a million times), or the labels of the
-    liars' own training rows (class k of K becomes K - 1 - k), from which they then train honestly."""
+    """The part that is false: the sign of all numbers of a reply, their size (a million times), or
+    the labels of the liars' own training rows (class k of K becomes K - 1 - k), from which they
+    then train honestly.
+    """
 
     @model_validator(mode="after")
     def _together(self) -> "Faults":

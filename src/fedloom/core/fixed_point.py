@@ -1,10 +1,11 @@
-"""Numbers as integers modulo 2^64: their sum has the same bits in any order, on any engine, with masks or without.
+"""Numbers as integers modulo 2^64: their sum has the same bits in any order, on any engine, with
+masks or without.
 
 Tensors of int64 are added as they are: see `Federation.total`.
 
-A number x with |x| <= LARGEST becomes round(x 2^24), an exact integer in float64; a contribution with weight w has w
-times these, and w itself, or a weight for each class. The sum of all weights may be at most `MOST_WEIGHT`, so that no
-sum leaves the ring.
+A number x with |x| <= LARGEST becomes round(x 2^24), an exact integer in float64; a contribution
+with weight w has w times these, and w itself, or a weight for each class. The sum of all weights
+may be at most `MOST_WEIGHT`, so that no sum leaves the ring.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,30 +27,44 @@ MOST_WEIGHT: Final = 2**26
 
 NOT_WHOLE: Final = "a total is of int64 tensors alone"
 LEAST: Final = 3
-"""The minimum number of parties in a sum that hides their contributions: a sum of two reveals to each the other's."""
+"""The minimum number of parties in a sum that hides their contributions: a sum of two reveals to
+each the other's.
+"""
 
 
 def threshold(n: int, colluders: int = 0) -> int:
-    """The number of the n parties that must stay to the end of a secure sum: more than two thirds, and more than half
-    of them besides the `colluders`, who may sign and open whatever the coordinator wants."""
+    """The number of the n parties that must stay to the end of a secure sum: more than two thirds,
+    and more than half of them besides the `colluders`, who may sign and open whatever the
+    coordinator wants.
+    """
     return max(LEAST, 2 * n // 3 + 1, n // 2 + colluders + 1)
 
 
 def encoded(reply: Any, weight: str | None, parties: int) -> np.ndarray:
-    """The integers (d + k,) uint64 of a contribution: its numbers times its weight, by name, then the weight.
+    """The integers (d + k,) uint64 of a contribution: its numbers times its weight, by name, then
+    the weight.
 
     Args:
-        reply: a tree of finite tensors of floats, besides the weight; or, without a weight, of int64.
-        weight: the name of its weight, a whole number such as `rows`, or whole numbers (k,) by class, each of which
-            weighs the numbers of its class in tensors (k, ...); None for 1.
-        parties: the maximum number of contributions to the sum; each may have an equal share of `MOST_WEIGHT`.
+        reply: a tree of finite tensors of floats, besides the weight; or, without a weight, of
+            int64.
+        weight: the name of its weight, a whole number such as `rows`, or whole numbers (k,) by
+            class, each of which weighs the numbers of its class in tensors (k, ...); None for 1.
+        parties: the maximum number of contributions to the sum; each may have an equal share of
+            `MOST_WEIGHT`.
 
     Raises:
         MessageError: a weight is negative or too large, or a tensor is of neither.
     """
-    w = np.array([1]) if weight is None else torch.as_tensor(reply[weight]).cpu().numpy().astype(np.int64).reshape(-1)
+    w = (
+        np.array([1])
+        if weight is None
+        else torch.as_tensor(reply[weight]).cpu().numpy().astype(np.int64).reshape(-1)
+    )
     if w.min(initial=0) < 0 or w.max(initial=0) > MOST_WEIGHT // parties:
-        raise MessageError(f"a weight must be 0 to {MOST_WEIGHT // parties} in a sum of {parties}, not {w.tolist()}")
+        raise MessageError(
+            f"a weight must be 0 to {MOST_WEIGHT // parties} in a sum of {parties}, not "
+            f"{w.tolist()}"
+        )
     numbers = [np.empty(0, dtype=np.int64)]
     for path, x in _summed(reply, weight):
         if isinstance(x, Tensor) and x.dtype == torch.int64 and weight is None:
@@ -58,7 +73,9 @@ def encoded(reply: Any, weight: str | None, parties: int) -> np.ndarray:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             raise MessageError(f"{path} must be a tensor of floats to be summed")
         clipped = x.detach().cpu().double().flatten().clamp(-LARGEST, LARGEST)
-        numbers.append((clipped * 2.0**FRACTION).round().to(torch.int64).numpy() * _spread(w, x.numel()))
+        numbers.append(
+            (clipped * 2.0**FRACTION).round().to(torch.int64).numpy() * _spread(w, x.numel())
+        )
     return np.append(np.concatenate(numbers), w).view(np.uint64)
 
 
@@ -71,12 +88,15 @@ def decoded(total: np.ndarray, like: Template, weight: str | None) -> tuple[Any,
         weight: the name of the weight.
 
     Returns:
-        The sum of the weights, a number or a tensor (k,) int64; and the mean, which is 0 for a class without a weight.
+        The sum of the weights, a number or a tensor (k,) int64; and the mean, which is 0 for a
+        class without a weight.
 
     Raises:
         MessageError: the sum does not have the template's size, or all weights are 0.
     """
-    if any(isinstance(x, Shape | Tensor) and x.dtype == torch.int64 for _, x in _summed(like, weight)):
+    if any(
+        isinstance(x, Shape | Tensor) and x.dtype == torch.int64 for _, x in _summed(like, weight)
+    ):
         raise MessageError("integers have a total, not a mean: call fed.total")
     whole, k = total.view(np.int64), weight_count(like, weight)
     if len(whole) != size(like, weight) or not (whole[-k:] >= 0).all() or not whole[-k:].any():
@@ -84,7 +104,9 @@ def decoded(total: np.ndarray, like: Template, weight: str | None) -> tuple[Any,
     w, parts, start = whole[-k:], [], 0
     for _, leaf in _summed(like, weight):
         numbers = whole[start : start + (count := _count(leaf))].astype(np.float64)
-        parts.append(torch.from_numpy(numbers / (_spread(w, count).clip(1) * 2.0**FRACTION)).float())
+        parts.append(
+            torch.from_numpy(numbers / (_spread(w, count).clip(1) * 2.0**FRACTION)).float()
+        )
         start += count
     tree: Any = like
     scalar = weight is None or not _dims(tree[weight])
@@ -102,7 +124,9 @@ def totaled(total: np.ndarray, like: Template) -> Any:
     if len(total) != size(like, None):
         raise MessageError("a sum must have the template's size")
     whole = torch.from_numpy(total[:-1].view(np.int64))
-    return _filled(like, None, iter(torch.split(whole, [_count(x) for _, x in _summed(like, None)])))
+    return _filled(
+        like, None, iter(torch.split(whole, [_count(x) for _, x in _summed(like, None)]))
+    )
 
 
 def added(replies: Sequence[Tree]) -> Any:
@@ -113,7 +137,11 @@ def added(replies: Sequence[Tree]) -> Any:
     """
     if any(getattr(x, "dtype", None) != torch.int64 for _, x in leaves(replies[0])):
         raise MessageError(NOT_WHOLE)
-    return replies[0] if len(replies) == 1 else zip_tensors(lambda each: torch.stack(each).sum(0), replies)
+    return (
+        replies[0]
+        if len(replies) == 1
+        else zip_tensors(lambda each: torch.stack(each).sum(0), replies)
+    )
 
 
 def size(like: Template, weight: str | None) -> int:
@@ -142,7 +170,9 @@ def _spread(w: np.ndarray, count: int) -> np.ndarray:
 
 
 def _summed(tree: Any, weight: str | None, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Each leaf besides the weight, with its path; the entries of a dict by name, in whatever order they were made."""
+    """Each leaf besides the weight, with its path; the entries of a dict by name, in whatever order
+    they were made.
+    """
     if isinstance(tree, Mapping):
         for key in sorted(tree):
             if key != weight:
@@ -155,7 +185,13 @@ def _summed(tree: Any, weight: str | None, path: str = "") -> Iterator[tuple[str
 
 
 def _dims(leaf: Any) -> Sequence[int]:
-    dims = leaf.dims if isinstance(leaf, Shape) else tuple(leaf.shape) if isinstance(leaf, Tensor) else (None,)
+    dims = (
+        leaf.dims
+        if isinstance(leaf, Shape)
+        else tuple(leaf.shape)
+        if isinstance(leaf, Tensor)
+        else (None,)
+    )
     if None in dims:
         raise MessageError("the template of a sum must give every dimension of its tensors")
     return [int(n) for n in dims]  # type: ignore[arg-type]

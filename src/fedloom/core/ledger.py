@@ -1,6 +1,7 @@
 """The ledger: the sender, receiver, content, number and bytes of all messages.
 
-Reports take their communication figures from it, and privacy tests read it: every message of a method has an entry.
+Reports take their communication figures from it, and privacy tests read it: every message of a
+method has an entry.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,8 +39,9 @@ COLUMNS = tuple(f.name for f in fields(Entry))
 
 
 class Ledger:
-    """All messages of a run: by round, roles, kind and content; and for each (sender, receiver), in `pairs`, the number
-    of messages and the bytes of tensor data."""
+    """All messages of a run: by round, roles, kind and content; and for each (sender, receiver), in
+    `pairs`, the number of messages and the bytes of tensor data.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[tuple[int, str, str, str, str], Entry] = {}
@@ -67,11 +69,17 @@ class Ledger:
 
     def sent(self, party: str) -> int:
         """Bytes of tensor data that a party (`client-3`), or all of a role (`client`), sent."""
-        return sum(size for (sender, _), (_, size) in self.pairs.items() if party in (sender, role(sender)))
+        return sum(
+            size for (sender, _), (_, size) in self.pairs.items() if party in (sender, role(sender))
+        )
 
     def received(self, party: str) -> int:
         """Bytes of tensor data that a party, or all of a role, received."""
-        return sum(size for (_, receiver), (_, size) in self.pairs.items() if party in (receiver, role(receiver)))
+        return sum(
+            size
+            for (_, receiver), (_, size) in self.pairs.items()
+            if party in (receiver, role(receiver))
+        )
 
     def state(self) -> dict[str, Any]:
         """Everything as plain lists, for a checkpoint."""
@@ -79,7 +87,9 @@ class Ledger:
         return {"entries": entries, "pairs": [[*pair, *sums] for pair, sums in self.pairs.items()]}
 
     def mark(self) -> tuple[int, dict[tuple[str, str], list[int]]]:
-        """The position between two rounds, for `rollback`. Unlike `state` it does not copy past rounds."""
+        """The position between two rounds, for `rollback`. Unlike `state` it does not copy past
+        rounds.
+        """
         return len(self._entries), {pair: [*sums] for pair, sums in self.pairs.items()}
 
     def rollback(self, mark: tuple[int, dict[tuple[str, str], list[int]]]) -> None:

@@ -1,11 +1,14 @@
-"""How a run's parties train their own networks, in one place for all methods: `[local]` of a run's config.
+"""How a run's parties train their own networks, in one place for all methods: `[local]` of a run's
+config.
 
-A page names its own optimizer in `self.network(…)` and takes the loss of labels from `self.context.task`. The core then
-puts the run's settings in their place. A method declares in `local` which settings it takes, and says in `no_local` why
-it does not take the others: see `fedloom.core.method`. What is not set is the page's own, with the same bits.
+A page names its own optimizer in `self.network(…)` and takes the loss of labels from
+`self.context.task`. The core then puts the run's settings in their place. A method declares in
+`local` which settings it takes, and says in `no_local` why
+it does not take the others: see `fedloom.core.method`. What is not set is the page's own, with the
+    same bits.
 
-The state of an optimizer, such as momentum, is state of the page: `steps.reset_optimizer` begins anew in each round, as
-pages that average weights do; otherwise it lasts as long as the party.
+The state of an optimizer, such as momentum, is state of the page: `steps.reset_optimizer` begins
+anew in each round, as pages that average weights do; otherwise it lasts as long as the party.
 """
 
 import math
@@ -40,7 +43,8 @@ class LocalTraining:
         clip: the largest L2 norm of a step's gradient.
         schedule: the factor of the learning rate in each round, see `factor`.
         rounds: of the run, for the schedule.
-        class_weights: one for each class, or those of the party's own training rows, see `balanced`.
+        class_weights: one for each class, or those of the party's own training rows, see
+            `balanced`.
     """
 
     optimizer: Literal["sgd", "adam"] | None = None
@@ -63,17 +67,24 @@ class LocalTraining:
         return chosen if self.clip is None else replace(chosen, clip=self.clip)
 
     def factor(self, t: int) -> float:
-        """The learning rate of round t over that of round 0; 1 outside of rounds (t < 0), as before an evaluation.
+        """The learning rate of round t over that of round 0; 1 outside of rounds (t < 0), as before
+        an evaluation.
 
-        `cosine`: (1 + cos(π t / T)) / 2 for T rounds (Loshchilov and Hutter, 2017). `step`: a tenth after each of 5/8,
-        6/8 and 7/8 of the rounds.
+        `cosine`: (1 + cos(π t / T)) / 2 for T rounds (Loshchilov and Hutter, 2017). `step`: a tenth
+        after each of 5/8, 6/8 and 7/8 of the rounds.
         """
         if t < 0 or self.schedule == "constant":
             return 1.0
-        return falling(t, self.rounds) if self.schedule == "step" else (1 + math.cos(math.pi * t / self.rounds)) / 2
+        return (
+            falling(t, self.rounds)
+            if self.schedule == "step"
+            else (1 + math.cos(math.pi * t / self.rounds)) / 2
+        )
 
     def weights(self, labels: Tensor, classes: int) -> Tensor | None:
-        """The weights (K,) of the classes in the loss of rows with these labels (n,); None if all count alike."""
+        """The weights (K,) of the classes in the loss of rows with these labels (n,); None if all
+        count alike.
+        """
         if self.class_weights is None:
             return None
         if self.class_weights == "balanced":
@@ -91,9 +102,11 @@ def falling(t: int, total: int) -> float:
 
 
 def balanced(labels: Tensor, classes: int) -> Tensor:
-    """Weights (K,) float32 of classes from labels (n,): n / (number of classes that have rows × rows of the class).
+    """Weights (K,) float32 of classes from labels (n,): n / (number of classes that have rows ×
+    rows of the class).
 
-    So each of these classes has the same weight in all, and the mean weight of a row is 1. A class without rows has 1.
+    So each of these classes has the same weight in all, and the mean weight of a row is 1. A class
+    without rows has 1.
     """
     counts = torch.bincount(labels, minlength=classes).double()
     present = counts > 0

@@ -4,8 +4,10 @@ import logging
 
 
 class TextFormatter(logging.Formatter):
-    """Lines that begin with the time, or as `form` says. Further lines of a message are indented and control characters
-    replaced, so that nothing that a caller sent can imitate a log line or control a terminal."""
+    """Lines that begin with the time, or as `form` says. Further lines of a message are indented
+    and control characters replaced, so that nothing that a caller sent can imitate a log line or
+    control a terminal.
+    """
 
     def __init__(self, form: str = "%(asctime)s %(levelname)s %(name)s: %(message)s") -> None:
         super().__init__(form)

@@ -1,6 +1,7 @@
 """Losses and their gradients in the logits: pure functions, B rows, K classes.
 
-A gradient "per row" is the gradient of the row's own loss; divide by B for the gradient of the batch mean.
+A gradient "per row" is the gradient of the row's own loss; divide by B for the gradient of the
+batch mean.
 """
 
 import torch

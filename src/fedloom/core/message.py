@@ -1,8 +1,10 @@
 """Messages: trees of named tensors and plain numbers, with one safe encoding.
 
-A message is one safetensors blob. Its tensors are named "0", "1", … in tree order. Its metadata holds the format's name
-and, as JSON, the skeleton: the tree with `{"$tensor": 0}` in place of tensor 0. It cannot contain code. A tree has
-exactly one encoding, and `decode` accepts no other: a decoded tree encodes to the same bytes.
+A message is one safetensors blob. Its tensors are named "0", "1", … in tree order. Its metadata
+holds the format's name
+and, as JSON, the skeleton: the tree with `{"$tensor": 0}` in place of tensor 0. It cannot contain
+code. A tree has exactly one encoding, and `decode` accepts no other: a decoded tree encodes to the
+same bytes.
 """
 
 import json
@@ -62,9 +64,11 @@ __all__ = [
 FORMAT: Final = "fedloom/1"
 MAX_HEADER: Final = 1 << 24  # bytes
 MAX_TEXT: Final = 1 << 16  # bytes of one str leaf in UTF-8
-_PER_LEAF: Final = 16  # values, or quotes, of a header for each leaf: its name, dtype, shape and offsets
+# values, or quotes, of a header for each leaf: its name, dtype, shape and offsets
+_PER_LEAF: Final = 16
 _ENTRIES: Final = 512  # headers and structures in each cache
-_REMEMBER: Final = 1 << 16  # bytes; longer headers are not cached, so that no sender can fill the memory
+# bytes; longer headers are not cached, so that no sender can fill the memory
+_REMEMBER: Final = 1 << 16
 
 _NAMES: Final = ("F32", "F64", "F16", "BF16", "I8", "U8", "I16", "I32", "I64", "BOOL")
 _CODES: Final = dict(zip(DTYPES, _NAMES, strict=True))
@@ -78,7 +82,8 @@ _dumps: Final = json.JSONEncoder(
 class Limits:
     """Limits on the messages that a party sends and receives.
 
-    `max_depth` counts nested containers, `max_leaves` leaves and empty containers, `max_name` the characters of a key.
+    `max_depth` counts nested containers, `max_leaves` leaves and empty containers, `max_name` the
+    characters of a key.
 
     Example:
         >>> check({"weights": torch.zeros(8)}, Limits(max_ndim=1))
@@ -93,7 +98,9 @@ class Limits:
 
 
 DEFAULT: Final = Limits()
-_ANY: Final = Limits(max_bytes=1 << 62, max_depth=1 << 30, max_leaves=1 << 62, max_name=1 << 62, max_ndim=1 << 30)
+_ANY: Final = Limits(
+    max_bytes=1 << 62, max_depth=1 << 30, max_leaves=1 << 62, max_name=1 << 62, max_ndim=1 << 30
+)
 
 
 class Size(NamedTuple):
@@ -124,8 +131,9 @@ class _Spec:
 
 
 def encode(tree: Tree, limits: Limits = DEFAULT) -> bytes:
-    """The bytes of a tree, which are always the same for the same tree. Tensors may be on any device. Raises
-    MessageError if `check` refuses the tree, or its message exceeds `limits.max_bytes`.
+    """The bytes of a tree, which are always the same for the same tree. Tensors may be on any
+    device. Raises MessageError if `check` refuses the tree, or its message exceeds
+    `limits.max_bytes`.
 
     Example:
         >>> blob = encode({"t": 3, "logits": torch.ones(2)})
@@ -190,20 +198,29 @@ class _Walk:
         if len(key) > self.limits.max_name or key.startswith("$") or _utf8(key) is None:
             refuse(
                 path,
-                f"a key must be valid Unicode of at most {self.limits.max_name} characters that does not start with "
-                f"'$', not {key[:40]!a}",
+                f"a key must be valid Unicode of at most {self.limits.max_name} characters that "
+                f"does not start with '$', not {key[:40]!a}",
             )
 
     def tensor(self, node: Tensor | _Spec, path: str) -> dict[str, int]:
         if isinstance(node, Tensor):
-            if node.layout != torch.strided or node.is_quantized or node.is_nested or (node.is_meta and not self.meta):
+            if (
+                node.layout != torch.strided
+                or node.is_quantized
+                or node.is_nested
+                or (node.is_meta and not self.meta)
+            ):
                 refuse(path, "a tensor must be dense and hold data: not sparse, quantized or meta")
             self.tensors.append(node)
             node = _Spec(node.dtype, tuple(node.shape))
         if node.dtype not in self.limits.dtypes or node.dtype not in _CODES:
             refuse(path, f"a message may not hold {node.dtype}; convert the tensor")
         if len(node.shape) > self.limits.max_ndim:
-            refuse(path, f"a tensor may have at most {self.limits.max_ndim} dimensions, not {len(node.shape)}")
+            refuse(
+                path,
+                f"a tensor may have at most {self.limits.max_ndim} dimensions, not "
+                f"{len(node.shape)}",
+            )
         # Also refuses empty tensors with lengths whose strides overflow.
         if math.prod(d or 1 for d in node.shape) * node.dtype.itemsize >= 1 << 63:
             refuse(path, "a tensor must have less than 2**63 bytes")
@@ -248,12 +265,16 @@ def _header(text: str, specs: Sequence[_Spec]) -> tuple[bytes, int]:
     header = _dumps(fields).encode()
     header += b" " * (-len(header) % 8)
     if len(header) > MAX_HEADER:
-        raise MessageError(f"a header may have at most {MAX_HEADER} bytes, not {len(header)}; send fewer leaves")
+        raise MessageError(
+            f"a header may have at most {MAX_HEADER} bytes, not {len(header)}; send fewer leaves"
+        )
     return header, total
 
 
 def _order(specs: Sequence[_Spec]) -> list[int]:
-    """Tensors by decreasing item size, then in tree order, so that each is aligned and the data has no gaps."""
+    """Tensors by decreasing item size, then in tree order, so that each is aligned and the data has
+    no gaps.
+    """
     return sorted(range(len(specs)), key=lambda i: -specs[i].dtype.itemsize)
 
 
@@ -280,8 +301,8 @@ def _raw(tensor: Tensor) -> Any:
 def decode(data: bytes | bytearray | memoryview, limits: Limits = DEFAULT) -> Tree:
     """The tree of an encoded message; tuples come back as lists.
 
-    The tensors are writable, on the CPU, and share one private copy of the data. They may hold NaN: see `check_finite`.
-    Memory grows with the bytes received, not with the sizes that they declare.
+    The tensors are writable, on the CPU, and share one private copy of the data. They may hold NaN:
+    see `check_finite`. Memory grows with the bytes received, not with the sizes that they declare.
 
     Raises:
         MessageError: the bytes are not a valid message. No other exception is raised.
@@ -299,13 +320,16 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = DEFAULT) -> Tr
     length = int.from_bytes(view[:8], "little")
     if length > min(MAX_HEADER, len(view) - 8):
         raise MessageError(
-            f"the message is truncated or not fedloom's: its first 8 bytes announce a header of {length} bytes"
+            "the message is truncated or not fedloom's: its first 8 bytes announce a header of "
+            f"{length} bytes"
         )
     read = _plan if length <= _REMEMBER else _plan.__wrapped__
     plan = read(bytes(view[8 : 8 + length]), limits)
     body = bytearray(view[8 + length :])
     if len(body) != plan.total:
-        raise MessageError(f"the header announces {plan.total} bytes of tensors, but the message has {len(body)}")
+        raise MessageError(
+            f"the header announces {plan.total} bytes of tensors, but the message has {len(body)}"
+        )
     tensors = [_tensor(body, spec, at) for spec, at in zip(plan.specs, plan.offsets, strict=True)]
     tree: Tree = _fill(plan.skeleton, tensors)
     return tree
@@ -332,16 +356,20 @@ def _plan(header: bytes, limits: Limits) -> _Plan:
         raise MessageError(f"a message may have {limits.max_leaves} leaves, not {len(fields)}")
     specs = [_read_spec(str(i), fields.get(str(i))) for i in range(len(fields))]
     skeleton = _parse(meta["tree"].encode(errors="replace"), limits.max_depth + 1, limits)
-    # Encoding the tree again must give the same header. This checks every offset, number, NaN, reference, repeated key
-    # and space.
+    # Encoding the tree again must give the same header. This checks every offset, number, NaN,
+    # reference, repeated key and space.
     walk = _Walk(limits)
     if _header(walk.text(_fill(skeleton, specs)), walk.specs)[0] != header:
-        raise MessageError("the header must be exactly as encode writes it: names, order, offsets, spaces")
+        raise MessageError(
+            "the header must be exactly as encode writes it: names, order, offsets, spaces"
+        )
     return _Plan(skeleton, specs, *_offsets(specs))
 
 
 def _parse(raw: bytes, depth: int, limits: Limits) -> Any:
-    """Parse JSON after bounding its values and its nesting by `2 * depth`, so that the parser cannot overflow."""
+    """Parse JSON after bounding its values and its nesting by `2 * depth`, so that the parser
+    cannot overflow.
+    """
     most = _PER_LEAF * limits.max_leaves + 1000
     if raw.count(b'"') > most:
         raise MessageError("the header has more names and texts than its leaves can have")
@@ -424,7 +452,8 @@ def measured(tree: Tree) -> tuple[str, Size]:
 
 
 def size(tree: Tree) -> Size:
-    """The exact sizes in bytes of a tree that passes `check`, without encoding it; also of a tree of meta tensors.
+    """The exact sizes in bytes of a tree that passes `check`, without encoding it; also of a tree
+    of meta tensors.
 
     Example:
         >>> size({"w": torch.zeros(3, 4)}) == size({"w": torch.zeros(3, 4, device="meta")})
@@ -446,7 +475,8 @@ def describe(tree: Tree) -> str:
 
 
 def _key(node: Any, key: list[Any]) -> int:
-    """Append everything that determines the summary and the header, with types in place of ints and floats.
+    """Append everything that determines the summary and the header, with types in place of ints and
+    floats.
 
     Returns the length of these ints and floats as text.
     """

@@ -15,11 +15,14 @@ from fedloom.core.problems import problems
 from fedloom.core.task import TaskKind
 
 Round: TypeAlias = Callable[..., Iterator[str]]
-"""`round(fed, server, clients, cfg, t)`: one pass of the algorithm's outer loop. It yields the name of each completed
-stage. Data that must survive until the next round belongs in a party's state."""
+"""`round(fed, server, clients, cfg, t)`: one pass of the algorithm's outer loop. It yields the name
+of each completed stage. Data that must survive until the next round belongs in a party's state.
+"""
 Setting: TypeAlias = Literal["horizontal", "vertical"]
-"""Whether parties hold different rows with the same columns, or different columns of the same rows. In a vertical
-setting the server is the active party, which has the labels; its own columns are client 0, colocated with it."""
+"""Whether parties hold different rows with the same columns, or different columns of the same rows.
+In a vertical setting the server is the active party, which has the labels; its own columns are
+client 0, colocated with it.
+"""
 Need: TypeAlias = Literal[
     "public rows",
     "public rows at the server",
@@ -38,12 +41,13 @@ NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "public rows at the server": ("horizontal", "The server holds these rows, too."),
     "one network": (
         "horizontal",
-        "All parties have one architecture and equal initial weights, as methods that average weights need.",
+        "All parties have one architecture and equal initial weights, as methods that average "
+        "weights need.",
     ),
     "architecture groups": (
         "horizontal",
-        "Weights are averaged among clients of one architecture: these have equal initial weights, and the server "
-        "knows each client's group and can build each group's network.",
+        "Weights are averaged among clients of one architecture: these have equal initial "
+        "weights, and the server knows each client's group and can build each group's network.",
     ),
     "same feature dim": (
         "horizontal",
@@ -54,16 +58,21 @@ NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "pretrained server model": ("horizontal", "The server has a pretrained model."),
     "pretrained encoder": (
         "horizontal",
-        "The server has a pretrained model, and clients build its architecture to receive its weights.",
+        "The server has a pretrained model, and clients build its architecture to receive its "
+        "weights.",
     ),
     "raw rows": (
         "horizontal",
         "Rows are as they were read: no column is scaled, and missing numbers are NaN.",
     ),
-    "pooled rows": ("vertical", "All rows of all parties count as aligned and labeled, as in a simulation."),
+    "pooled rows": (
+        "vertical",
+        "All rows of all parties count as aligned and labeled, as in a simulation.",
+    ),
     "no network": (
         "vertical",
-        "Parties have no network. Contributions to a prediction have as many numbers as each party has columns.",
+        "Parties have no network. Contributions to a prediction have as many numbers as each "
+        "party has columns.",
     ),
 }
 """Each need that a method may declare, with its setting and meaning."""
@@ -80,8 +89,8 @@ class Guarantee:
         note: the clients' note of a round in which they release it.
         epsilon: ε of a client, from the values of this note in all rounds that have one.
         by_server: whether the server adds the noise.
-        planned: the values of this note that a party has after so many rounds at most, for an ε before the run; None if
-            they are not known before.
+        planned: the values of this note that a party has after so many rounds at most, for an ε
+            before the run; None if they are not known before.
     """
 
     message: str
@@ -94,8 +103,8 @@ class Guarantee:
 
 
 class MethodConfig(BaseModel):
-    """Base of every method's config: frozen, and unknown names raise an error. A page defines the properties anew of
-    which its method differs.
+    """Base of every method's config: frozen, and unknown names raise an error. A page defines the
+    properties anew of which its method differs.
 
     Example:
         >>> class Config(MethodConfig):
@@ -121,9 +130,11 @@ class MethodConfig(BaseModel):
         >>> party = ClientContext(id=0)
         >>> cfg.calls_in_round(party), cfg.least_in_sum(party), cfg.refuses(party.aggregator), cfg.refuses_local("clip")
         ({}, 0, '', '')
-    """
+    """  # noqa: E501
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants"
+    )
 
     FEATURE_DIM: ClassVar[str] = ""
     """The name of the setting, if any, that projects all clients' features to one dimension."""
@@ -133,7 +144,9 @@ class MethodConfig(BaseModel):
     def _none(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Read "none" as None in optional settings, as TOML has no null."""
         fields = cls.model_fields
-        optional = {k for k in values if k in fields and type(None) in get_args(fields[k].annotation)}
+        optional = {
+            k for k in values if k in fields and type(None) in get_args(fields[k].annotation)
+        }
         return {k: None if v == "none" and k in optional else v for k, v in values.items()}
 
     @property
@@ -142,10 +155,11 @@ class MethodConfig(BaseModel):
         return 1
 
     def local_steps_of(self, rows: int) -> int | None:
-        """Local optimizer steps in a round of a client with `rows` own rows, by which comparisons check that methods
-        train equally long; None for methods without such steps, such as trees.
+        """Local optimizer steps in a round of a client with `rows` own rows, by which comparisons
+        check that methods train equally long; None for methods without such steps, such as trees.
 
-        The default reads the settings `epochs` and `batch_size`; without them it is `iterations_per_round`.
+        The default reads the settings `epochs` and `batch_size`; without them it is
+        `iterations_per_round`.
         """
         epochs, size = getattr(self, "epochs", None), getattr(self, "batch_size", None)
         if not isinstance(epochs, int) or not isinstance(size, int) or size < 1:
@@ -163,25 +177,31 @@ class MethodConfig(BaseModel):
         return 0
 
     def calls_in_round(self, context: ClientContext) -> Mapping[str, int]:
-        """How often a round calls a method of the party with this context, for those that it calls more than once. A
-        node refuses further calls; it answers a peer's question once for each peer."""
+        """How often a round calls a method of the party with this context, for those that it calls
+        more than once. A node refuses further calls; it answers a peer's question once for each
+        peer.
+        """
         return {}
 
     def least_in_sum(self, context: ClientContext) -> int:
-        """The fewest parties whose replies a secure sum must have with these settings, at a party with this context; 0
-        for those that every sum needs. A node signs no smaller sum."""
+        """The fewest parties whose replies a secure sum must have with these settings, at a party
+        with this context; 0 for those that every sum needs. A node signs no smaller sum.
+        """
         return 0
 
     @property
     def sums_stand_alone(self) -> bool:
-        """Whether a reply that enters a secure sum depends on rows and arguments alone, and not on the arguments of
-        sums in earlier rounds. If it does not, nodes that were asked differently in a sum, or missed one, have no sum
-        together until all go back to a checkpoint."""
+        """Whether a reply that enters a secure sum depends on rows and arguments alone, and not on
+        the arguments of sums in earlier rounds. If it does not, nodes that were asked differently
+        in a sum, or missed one, have no sum together until all go back to a checkpoint.
+        """
         return False
 
     @property
     def rows_add_up(self) -> bool:
-        """Whether a page with `Party.ROWS` treats a row alike at each party, with these settings."""
+        """Whether a page with `Party.ROWS` treats a row alike at each party, with
+        these settings.
+        """
         return True
 
     @property
@@ -191,25 +211,34 @@ class MethodConfig(BaseModel):
 
     @property
     def server_reads_public(self) -> bool:
-        """Whether the server needs the public rows with these settings, though not for the method as such."""
+        """Whether the server needs the public rows with these settings, though not for the method
+        as such.
+        """
         return False
 
     @property
     def keeps_batch_statistics(self) -> bool:
-        """Whether each client predicts with its own BatchNorm statistics (`batchnorm = "own"`), which a client that
-        never trains does not have."""
+        """Whether each client predicts with its own BatchNorm statistics (`batchnorm = "own"`),
+        which a client that never trains does not have.
+        """
         return getattr(self, "batchnorm", "") == "own"
 
     def participants(self, clients: int) -> int:
-        """The number of participants of a round: `clients_per_round` if the config has it, else all clients."""
+        """The number of participants of a round: `clients_per_round` if the config has it, else all
+        clients.
+        """
         return min(clients, getattr(self, "clients_per_round", None) or clients)
 
     def refuses(self, aggregator: Aggregator) -> str:
-        """Why a run with these settings cannot take its means this way, and what to set instead; "" if it can."""
+        """Why a run with these settings cannot take its means this way, and what to set instead; ""
+        if it can.
+        """
         return ""
 
     def refuses_local(self, setting: LocalSetting) -> str:
-        """Why a run with these settings cannot take this setting of `[local]`, as a clause; "" if it can."""
+        """Why a run with these settings cannot take this setting of `[local]`, as a clause; "" if
+        it can.
+        """
         return ""
 
     @property
@@ -245,34 +274,38 @@ class Method:
         title: one line for lists.
         paper: the citation.
         family: the folder of the page, by communication pattern.
-        config: the config class; its defaults, with `fixed` over them, are the `recommended` preset.
+        config: the config class; its defaults, with `fixed` over them, are the `recommended`
+            preset.
         round: one round.
         client: the party class of the clients.
         server: the party class that runs the round, or None without a server.
-        black_box: the party class of clients with a black box instead of a network; None if the method does not support
-            them.
+        black_box: the party class of clients with a black box instead of a network; None if the
+            method does not support them.
         fixed: config values that define this method and override presets.
         presets: further named sets of config values.
         setting: horizontal or vertical.
-        tasks: what it can predict. A method that takes losses and predictions from `self.context.task`, or handles
-            labels (n,) float32 by itself, declares `EVERY_TASK`.
+        tasks: what it can predict. A method that takes losses and predictions from
+            `self.context.task`, or handles labels (n,) float32 by itself, declares `EVERY_TASK`.
         only_classes: for another method why it cannot predict a number, as a clause.
-        local: the settings of `[local]` that it takes. A method whose clients take their steps by `self.minimize`,
-            `self.train` or `self.descend` declares `LOCAL_STEPS`; if they take the loss of their labels from
-            `self.context.task`, too, `EVERY_LOCAL`.
+        local: the settings of `[local]` that it takes. A method whose clients take their steps by
+            `self.minimize`, `self.train` or `self.descend` declares `LOCAL_STEPS`; if they take the
+            loss of their labels from `self.context.task`, too, `EVERY_LOCAL`.
         no_local: why it does not take the others, as a clause.
         needs: requirements on a run, from `NEEDS`.
         min_clients: the least number of participants of a round.
-        contributors: in a vertical setting, the clients whose contributions predict jointly; () for all.
-        any_contributor: in a vertical setting, whether the active party predicts from any of them, at least one.
+        contributors: in a vertical setting, the clients whose contributions predict jointly; () for
+            all.
+        any_contributor: in a vertical setting, whether the active party predicts from any of them,
+            at least one.
         linear: whether it is of use with a network that has no hidden layer.
-        pooled: whether the model has the same bits however rows are split over owners, so that a trial may train it on
-            all rows at once. What clients export is then the same for all, and they predict from it and their own rows.
-        at_once: for a pooled method, trains its one client on all rows in so many rounds, faster than by rounds and to
-            rounding; None for by rounds.
+        pooled: whether the model has the same bits however rows are split over owners, so that a
+            trial may train it on all rows at once. What clients export is then the same for all,
+            and they predict from it and their own rows.
+        at_once: for a pooled method, trains its one client on all rows in so many rounds, faster
+            than by rounds and to rounding; None for by rounds.
         quadratic: whether the time of a round grows with the square of the number of clients.
-        trial_rank: its place among the methods that `fedloom trial` tries by default, from 1; 0 if it tries the method
-            only by name. At equal scores the lower rank wins.
+        trial_rank: its place among the methods that `fedloom trial` tries by default, from 1; 0 if
+            it tries the method only by name. At equal scores the lower rank wins.
         trial_variants: further settings that `fedloom trial` tries, by their name in its report.
     """
 
@@ -306,24 +339,38 @@ class Method:
     def __post_init__(self) -> None:
         for need in self.needs:
             if need not in NEEDS:
-                raise MethodError(f"method {self.name} has an unknown need {need!r}.{did_you_mean(need, NEEDS)}")
+                raise MethodError(
+                    f"method {self.name} has an unknown need {need!r}.{did_you_mean(need, NEEDS)}"
+                )
             if (setting := NEEDS[need][0]) != self.setting:
-                raise MethodError(f"method {self.name} is {self.setting}; only {setting} methods may need {need!r}")
+                raise MethodError(
+                    f"method {self.name} is {self.setting}; only {setting} methods may need "
+                    f"{need!r}"
+                )
 
     @property
     def without_network(self) -> bool:
-        """Whether its parties have models of their own in place of a network. They compute on the CPU."""
+        """Whether its parties have models of their own in place of a network. They compute on the
+        CPU.
+        """
         return not {"raw rows", "no network"}.isdisjoint(self.needs)
 
     def party_at(self, context: ClientContext) -> type[Party[MethodConfig]]:
         """The party class of the client with this context."""
-        return self.black_box if self.black_box is not None and context.black_box is not None else self.client
+        return (
+            self.black_box
+            if self.black_box is not None and context.black_box is not None
+            else self.client
+        )
 
-    def configure(self, preset: str = "recommended", params: Mapping[str, Any] | None = None) -> Any:
+    def configure(
+        self, preset: str = "recommended", params: Mapping[str, Any] | None = None
+    ) -> Any:
         """The config of a preset with `params` over it.
 
         Raises:
-            ConfigError: an unknown preset or parameter, or a value out of range. All problems are reported together.
+            ConfigError: an unknown preset or parameter, or a value out of range. All problems are
+                reported together.
         """
         known = {"recommended": {}, **self.presets}
         if preset not in known:

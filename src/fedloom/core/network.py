@@ -1,7 +1,9 @@
-"""A live `nn.Module` whose state is one block of memory, with its parameters as views of one flat vector.
+"""A live `nn.Module` whose state is one block of memory, with its parameters as views of one flat
+vector.
 
-With one vector, an optimizer step takes a few operations whatever the number of layers. With one block, a snapshot is
-one copy, and an engine can place the state in shared memory, on disk, or beside other parties' for batching.
+With one vector, an optimizer step takes a few operations whatever the number of layers. With one
+block, a snapshot is one copy, and an engine can place the state in shared memory, on disk, or
+beside other parties' for batching.
 """
 
 import contextlib
@@ -56,7 +58,9 @@ class Network:
         self.optimizer = self._first_optimizer = optimizer
         parameters = {k: p for k, p in module.named_parameters() if p.requires_grad}
         if not parameters:
-            raise ModelError(f"{type(module).__name__} has no trainable parameters; set requires_grad on some")
+            raise ModelError(
+                f"{type(module).__name__} has no trainable parameters; set requires_grad on some"
+            )
         if len({(p.dtype, p.device) for p in parameters.values()}) > 1:
             raise ModelError(
                 f"all parameters of {type(module).__name__} must have the same dtype and device; "
@@ -77,7 +81,9 @@ class Network:
         slots = optimizer.slots(flat)
         self.fields = layout({"params": {"": flat}, "opt": slots, "buffers": buffers})
         size = max(f.start + f.nbytes for f in self.fields)
-        self._bind(torch.zeros(-(-size // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=flat.device))
+        self._bind(
+            torch.zeros(-(-size // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=flat.device)
+        )
         for part, values in {"params": first, "opt": slots, "buffers": buffers}.items():
             copy_state(self.state()[part], values, part)
         self._point(self._buffers)
@@ -91,7 +97,9 @@ class Network:
         plain = all(type(m).train is nn.Module.train for m in every_module)
         self._modes = [vars(m) for m in every_module] if plain else []
         self._has_group_norm = any(isinstance(m, nn.GroupNorm) for m in every_module)
-        self._has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
+        self._has_dropout = any(
+            isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules()
+        )
         module.train()
 
     def move(self, memory: Tensor) -> None:
@@ -105,7 +113,8 @@ class Network:
         self.memory = memory
         views: dict[str, dict[str, Tensor]] = {"params": {}, "opt": {}, "buffers": {}}
         for f in self.fields:
-            views[f.part][f.name] = f.view(memory).data  # autograd then tracks the version of each separately
+            # autograd then tracks the version of each separately
+            views[f.part][f.name] = f.view(memory).data
         self.flat = views["params"].pop("")
         self.slots, self._buffers = views["opt"], views["buffers"]
         self._views: dict[str, Tensor] = {}
@@ -114,7 +123,11 @@ class Network:
         for name, p in self.parameters.items():
             part = slice(start, start + p.numel())
             self._views[name] = unflatten(self.flat[part], p.shape, self.format)
-            self._moving[name] = {k: unflatten(x[part], p.shape, self.format) for k, x in self.slots.items() if x.dim()}
+            self._moving[name] = {
+                k: unflatten(x[part], p.shape, self.format)
+                for k, x in self.slots.items()
+                if x.dim()
+            }
             p.data = self._views[name]
             start = part.stop
 
@@ -131,7 +144,8 @@ class Network:
     def infer(self, x: Tensor, *, batch_statistics: bool = False) -> Tensor:
         """Evaluation-mode outputs (n, ...) without a graph, in chunks of rows.
 
-        With `batch_statistics` BatchNorm uses the statistics of all of `x` and leaves its running statistics unchanged.
+        With `batch_statistics` BatchNorm uses the statistics of all of `x` and leaves its running
+        statistics unchanged.
         """
         self._mode(False)
         x = self._laid_out(x)
@@ -145,8 +159,8 @@ class Network:
     def forward(self, x: Tensor) -> Tensor:
         """Training-mode outputs (B, ...), detached. The pass is cached until the weights change.
 
-        BatchNorm statistics are updated in `descend`, so the result does not depend on whether the engine cached the
-        pass or repeats it.
+        BatchNorm statistics are updated in `descend`, so the result does not depend on whether the
+        engine cached the pass or repeats it.
         """
         return self._pass(x)[1].detach()
 
@@ -166,7 +180,9 @@ class Network:
         if isinstance(only, Mapping):
             gradients = {name: g * only[name] for name, g in gradients.items()}
         rates = self.optimizer.tick(self.slots)
-        for name, g in zip(gradients, clipped([*gradients.values()], self.optimizer.clip), strict=True):
+        for name, g in zip(
+            gradients, clipped([*gradients.values()], self.optimizer.clip), strict=True
+        ):
             self.optimizer.move(self._views[name], g, self._moving[name], *rates)
         return value
 
@@ -179,17 +195,23 @@ class Network:
             self.in_loss = False
 
     def gradient(self, loss: Loss, *batch: object, of: Collection[str] | None = None) -> Graded:
-        """The scalar `loss(*batch)` () and its gradient by name; no step. BatchNorm statistics are updated."""
+        """The scalar `loss(*batch)` () and its gradient by name; no step. BatchNorm statistics are
+        updated.
+        """
         self._sent = None
         names = list(self.parameters if of is None else of)
         inputs = [*names, *self._extra_input(names)]
         with self._learning(inputs):  # a frozen body then costs no graph
             value = self._value(loss, batch)
-            grads = torch.autograd.grad(value, [self.parameters[k] for k in inputs], allow_unused=True)
+            grads = torch.autograd.grad(
+                value, [self.parameters[k] for k in inputs], allow_unused=True
+            )
         return value.detach(), _whole({k: self.parameters[k] for k in names}, grads[: len(names)])
 
     def gradient_at(self, weights: Mapping[str, Tensor], loss: Loss, *batch: object) -> Graded:
-        """The scalar `loss(*batch)` () and its gradient by name at `weights`. BatchNorm statistics are updated."""
+        """The scalar `loss(*batch)` () and its gradient by name at `weights`. BatchNorm statistics
+        are updated.
+        """
         value, _, gradient = self._graded_at(weights, loss, batch, graph=False)
         return value, gradient
 
@@ -202,7 +224,10 @@ class Network:
         def product(vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             nonlinear = [k for k, g in gradient.items() if g.requires_grad]
             grads = torch.autograd.grad(
-                [gradient[k] for k in nonlinear], list(at.values()), [vectors[k] for k in nonlinear], allow_unused=True
+                [gradient[k] for k in nonlinear],
+                list(at.values()),
+                [vectors[k] for k in nonlinear],
+                allow_unused=True,
             )
             return _whole(at, grads)
 
@@ -211,19 +236,28 @@ class Network:
     def _graded_at(
         self, weights: Mapping[str, Tensor], loss: Loss, batch: tuple[object, ...], *, graph: bool
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """A loss at `weights`, these weights as leaves, and the gradient, itself differentiable if `graph`."""
+        """A loss at `weights`, these weights as leaves, and the gradient, itself differentiable if
+        `graph`.
+        """
         self._sent = None
-        at = {k: _formatted(weights[k], self.format).detach().requires_grad_() for k in self.parameters}
+        at = {
+            k: _formatted(weights[k], self.format).detach().requires_grad_()
+            for k in self.parameters
+        }
         self._at = at
         try:
             with lent(self._places, at):
                 value = self._value(loss, batch)
-            grads = torch.autograd.grad(value, list(at.values()), create_graph=graph, allow_unused=True)
+            grads = torch.autograd.grad(
+                value, list(at.values()), create_graph=graph, allow_unused=True
+            )
         finally:
             self._at = None
         return value.detach(), at, _whole(at, grads)
 
-    def row_gradients(self, loss: Loss, x: Tensor, y: Tensor, of: Collection[str]) -> dict[str, Tensor]:
+    def row_gradients(
+        self, loss: Loss, x: Tensor, y: Tensor, of: Collection[str]
+    ) -> dict[str, Tensor]:
         """Per-row gradients (B, ...) of `loss` by name; no step."""
         where = [place for place in self._places if place[2] in of]
 
@@ -243,8 +277,8 @@ class Network:
     def _extra_input(self, names: Collection[str]) -> list[str]:
         """A further parameter to differentiate by, to avoid a crash in torch.
 
-        torch 2.13 crashes in a GroupNorm of channels-last images if the gradient of its weights is needed but not that
-        of its input.
+        torch 2.13 crashes in a GroupNorm of channels-last images if the gradient of its weights is
+        needed but not that of its input.
         """
         if self.format != torch.channels_last or not self._has_group_norm:
             return []
@@ -276,7 +310,9 @@ class Network:
         """
         _, outputs, moved = self._pass(x)
         if gradient.shape != outputs.shape:
-            raise ValueError(f"gradient of shape {(*gradient.shape,)} for outputs of shape {(*outputs.shape,)}")
+            raise ValueError(
+                f"gradient of shape {(*gradient.shape,)} for outputs of shape {(*outputs.shape,)}"
+            )
         self._step(outputs, gradient.detach())
         copy_state(self._buffers, moved, "buffers")
 
@@ -294,7 +330,9 @@ class Network:
 
     @contextlib.contextmanager
     def _fixed_dropout(self, x: Tensor) -> Iterator[None]:
-        """A context in which dropout depends on weights and rows only, so that a repeated pass drops the same units."""
+        """A context in which dropout depends on weights and rows only, so that a repeated pass
+        drops the same units.
+        """
         if not self._has_dropout:
             yield
             return
@@ -314,11 +352,15 @@ class Network:
             owner[key] = buffers[name]
 
     def _step(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
-        """One optimizer step along the gradient of a scalar, or along that of `outputs` times a `gradient`."""
+        """One optimizer step along the gradient of a scalar, or along that of `outputs` times a
+        `gradient`.
+        """
         self._keep()
         self._sent = None
         _backward(outputs, gradient)
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
+        grads = [
+            torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()
+        ]
         for p in self.parameters.values():
             p.grad = None
         grads = clipped(grads, self.optimizer.clip)
@@ -344,7 +386,8 @@ class Network:
     def _mode(self, training: bool) -> None:
         if self.module.training == training:
             return
-        for values in self._modes:  # as `train` does, whose checks of each attribute take longer than a small pass
+        # as `train` does, whose checks of each attribute take longer than a small pass
+        for values in self._modes:
             values["training"] = training
         if not self._modes:
             self.module.train(training)
@@ -363,7 +406,9 @@ class Network:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[None]:
-        """A context in which the network may be changed; on exit its state is restored bit for bit."""
+        """A context in which the network may be changed; on exit its state is restored
+        bit for bit.
+        """
         before, outer = self.memory.clone(), self._scratch
         self._scratch = True
         try:
@@ -377,10 +422,12 @@ class Network:
         """Drop the cached pass, which an engine may do between any two calls."""
         self._sent = None
 
-    # -- transactions: a call that fails changes nothing --------------------------------------------
+    # -- transactions: a call that fails changes nothing -------------------------------------------
 
     def begin(self, keep: Keep = torch.clone) -> None:
-        """Begin a call, whose changes `rollback` undoes. `keep` copies the block before the first change."""
+        """Begin a call, whose changes `rollback` undoes. `keep` copies the block before the first
+        change.
+        """
         self._keeper = keep
 
     def end(self) -> None:
@@ -406,12 +453,16 @@ class Network:
 
 def _whole(like: Mapping[str, Tensor], grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
     """Gradients by name, 0 for parameters that the loss does not depend on."""
-    return {k: torch.zeros_like(p) if g is None else g for (k, p), g in zip(like.items(), grads, strict=True)}
+    return {
+        k: torch.zeros_like(p) if g is None else g
+        for (k, p), g in zip(like.items(), grads, strict=True)
+    }
 
 
 def _formatted(x: Tensor, format: torch.memory_format) -> Tensor:
-    """A parameter in this memory format, with the strides of our own parameters: torch also chooses kernels by the
-    strides of single channels, which differ in decoded tensors."""
+    """A parameter in this memory format, with the strides of our own parameters: torch also chooses
+    kernels by the strides of single channels, which differ in decoded tensors.
+    """
     return unflatten(flattened(x, format), x.shape, format) if x.dim() == 4 else x
 
 
@@ -423,7 +474,9 @@ def chunked(infer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def of_the_batch(module: nn.Module) -> Iterator[None]:
-    """A context in which BatchNorm in evaluation mode uses the statistics of its batch and stores none."""
+    """A context in which BatchNorm in evaluation mode uses the statistics of its batch and stores
+    none.
+    """
     norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     own = [(m._buffers["running_mean"], m._buffers["running_var"]) for m in norms]
     for m in norms:
@@ -436,14 +489,17 @@ def of_the_batch(module: nn.Module) -> Iterator[None]:
 
 
 def _backward(outputs: Tensor, gradient: Tensor | None) -> None:
-    """As `outputs.backward(gradient)`, which imports SymPy where there is a gradient, half a second in each process,
-    and checks shapes by it at each call."""
+    """As `outputs.backward(gradient)`, which imports SymPy where there is a gradient, half a second
+    in each process, and checks shapes by it at each call.
+    """
     if gradient is None:
         outputs.backward()  # type: ignore[no-untyped-call]
     elif _engine_run_backward is None:
         (outputs * gradient).sum().backward()
     else:
-        _engine_run_backward((outputs,), (gradient.to(outputs.dtype),), False, False, (), True, accumulate_grad=True)
+        _engine_run_backward(
+            (outputs,), (gradient.to(outputs.dtype),), False, False, (), True, accumulate_grad=True
+        )
 
 
 @lru_cache(maxsize=8)
@@ -454,12 +510,17 @@ def _scratch(numel: int, dtype: torch.dtype, device: torch.device, thread: int) 
 
 @torch.no_grad()
 def copy_state(to: Mapping[str, Tensor], values: Mapping[str, Tensor], part: str) -> None:
-    """Copy `values` into one part of a state. Raises StateError unless names and shapes are the same."""
+    """Copy `values` into one part of a state. Raises StateError unless names and shapes are the
+    same.
+    """
     if to.keys() != values.keys():
         name = sorted(to.keys() ^ values.keys())[0]
         problem = "is missing" if name in to else "is unknown"
         raise StateError(f"{part} must have exactly the names of this network: {name!r} {problem}")
     for name, tensor in to.items():
         if tensor.shape != values[name].shape:
-            raise StateError(f"{part}[{name!r}] must have shape {tuple(tensor.shape)}, not {tuple(values[name].shape)}")
+            raise StateError(
+                f"{part}[{name!r}] must have shape {tuple(tensor.shape)}, not "
+                f"{tuple(values[name].shape)}"
+            )
         tensor.copy_(values[name])

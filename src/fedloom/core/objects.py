@@ -1,7 +1,8 @@
-"""Objects of the calling program, such as arrays, modules and methods, under names made from their content.
+"""Objects of the calling program, such as arrays, modules and methods, under names made from their
+content.
 
-A config stays plain text: it names an object, and the process that holds the object finds it by that name. The same
-script gives the same names, so its run can be resumed.
+A config stays plain text: it names an object, and the process that holds the object finds it by
+that name. The same script gives the same names, so its run can be resumed.
 """
 
 import hashlib
@@ -50,4 +51,6 @@ def find(name: str, error: type[FedloomError]) -> Any:
 
 def described(text: str) -> dict[str, dict[str, Any]]:
     """The descriptions of all objects that a text names, by name."""
-    return {name: dict(_HELD[name][1]) for name in dict.fromkeys(_NAME.findall(text)) if name in _HELD}
+    return {
+        name: dict(_HELD[name][1]) for name in dict.fromkeys(_NAME.findall(text)) if name in _HELD
+    }

@@ -1,7 +1,8 @@
 """Optimizers over one flat vector.
 
-A party's parameters are views of one vector (see `fedloom.core.network`), so a step is a handful of operations on
-long vectors instead of one per layer. The formulas are `torch.optim`'s, and a test holds them to it.
+A party's parameters are views of one vector (see `fedloom.core.network`), so a step is a handful of
+operations on long vectors instead of one per layer. The formulas are `torch.optim`'s, and a test
+holds them to it.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,9 @@ class Optimizer(Protocol):
         """Begin a step: advance the slots of shape (); returns the coefficients of this step."""
 
     def move(self, w: Tensor, g: Tensor, slots: dict[str, Tensor], *rates: Rate) -> None:
-        """Update weights `w` and their slots in place along `g`; elementwise, so on any part of `flat`."""
+        """Update weights `w` and their slots in place along `g`; elementwise, so on any part of
+        `flat`.
+        """
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ class SGD:
 class Adam:
     """Adam (Kingma and Ba, 2015), bias-corrected, as `torch.optim.Adam` computes it.
 
-    Weight decay is decoupled from the gradient (Loshchilov and Hutter, 2019), as in `torch.optim.AdamW`.
+    Weight decay is decoupled from the gradient (Loshchilov and Hutter, 2019), as in
+    `torch.optim.AdamW`.
 
     Example:
         >>> [*Adam(1e-3).slots(torch.zeros(2))]
@@ -120,8 +124,8 @@ class Adam:
 
 
 def clipped(gradients: list[Tensor], most: float | None) -> list[Tensor]:
-    """The gradients, scaled down together to a joint L2 norm of at most `most`, as torch's `clip_grad_norm_` does; None
-    for no limit.
+    """The gradients, scaled down together to a joint L2 norm of at most `most`, as torch's
+    `clip_grad_norm_` does; None for no limit.
 
     Example:
         >>> clipped([torch.tensor([3.0, 4.0])], most=1.0)

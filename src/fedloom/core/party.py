@@ -1,8 +1,9 @@
 """Party: the base class of clients, peers, servers and column holders.
 
-A method page subclasses `Party` once per role. Each method of the subclass handles one message and returns the reply.
-`STATE` declares the attributes that persist between messages. Assigning any other attribute raises an error, because an
-engine may move a party to another process, rebuild it from its state, or resume it later.
+A method page subclasses `Party` once per role. Each method of the subclass handles one message and
+returns the reply. `STATE` declares the attributes that persist between messages. Assigning any
+other attribute raises an error, because an engine may move a party to another process, rebuild it
+from its state, or resume it later.
 """
 
 import contextlib
@@ -73,25 +74,29 @@ class Party(Generic[ConfigT_co]):
         (('params', 'opt', 'seen'), ['weight', 'bias'], {}, {})
 
     Attributes:
-        STATE: names of the attributes that persist between messages. `params`, `buffers` and `opt` belong to the
-            network given to `network()`; any other name is a tree of tensors and plain numbers.
+        STATE: names of the attributes that persist between messages. `params`, `buffers` and `opt`
+            belong to the network given to `network()`; any other name is a tree of tensors and
+            plain numbers.
         EXPORT: the names in STATE that `fedloom export` writes (see `fedloom.deploy`).
         ROLE: the role in the party's ledger name; "" for the class name in lower case.
-        CALLS: methods that the coordinator may call: those named in `fed.call`, in `fed.choose_peers`, and as `take` in
-            `fed.exchange`.
-        TO_PEERS: methods whose replies go to peers only: those named as `ask` and `answer` in `fed.exchange`. A node
-            never sends these replies to the coordinator, and refuses every method that is in neither list.
-        MEANS: methods in CALLS whose replies only enter a mean: those named in `fed.mean`; among peers, methods in
-            TO_PEERS. A run may then name a robust rule, secure sums or noise in `[aggregate]`. With secure sums a node
-            never sends one of these replies to the coordinator unmasked.
-        ROWS: names in STATE of tensors (..., n) with an entry for each own row, at a page without a network that treats
-            each row by itself: replies of methods in MEANS are sums over rows, as int64; other methods in CALLS answer
-            None; parties that got the same messages differ in their rows alone; and no tensor of the state is changed
-            in place. Parties of one process then answer as one party with all rows. `MethodConfig.rows_add_up` may
-            except some settings.
+        CALLS: methods that the coordinator may call: those named in `fed.call`, in
+            `fed.choose_peers`, and as `take` in `fed.exchange`.
+        TO_PEERS: methods whose replies go to peers only: those named as `ask` and `answer` in
+            `fed.exchange`. A node never sends these replies to the coordinator, and refuses every
+            method that is in neither list.
+        MEANS: methods in CALLS whose replies only enter a mean: those named in `fed.mean`; among
+            peers, methods in TO_PEERS. A run may then name a robust rule, secure sums or noise in
+            `[aggregate]`. With secure sums a node never sends one of these replies to the
+            coordinator unmasked.
+        ROWS: names in STATE of tensors (..., n) with an entry for each own row, at a page without a
+            network that treats
+            each row by itself: replies of methods in MEANS are sums over rows, as int64; other
+            methods in CALLS answer None; parties that got the same messages differ in their rows
+            alone; and no tensor of the state is changed in place. Parties of one process then
+            answer as one party with all rows. `MethodConfig.rows_add_up` may except some settings.
         cfg: the method's config.
         context: the party's rows, network, neighbours and seed. It never changes.
-    """
+    """  # noqa: E501
 
     STATE: ClassVar[tuple[str, ...]] = ()
     EXPORT: ClassVar[tuple[str, ...]] = ("params", "buffers")
@@ -107,12 +112,20 @@ class Party(Generic[ConfigT_co]):
         self.cfg = cfg
         self.context = context
         self.setup()
-        missing = [name for name in self.state_names if name not in NETWORK_STATE and name not in vars(self)]
+        missing = [
+            name
+            for name in self.state_names
+            if name not in NETWORK_STATE and name not in vars(self)
+        ]
         if missing:
-            raise MethodError(f"{type(self).__name__} declares {missing[0]!r} in STATE but setup() does not set it")
+            raise MethodError(
+                f"{type(self).__name__} declares {missing[0]!r} in STATE but setup() does not "
+                "set it"
+            )
         if self._network is None and set(self.STATE) & set(NETWORK_STATE):
             raise MethodError(
-                f"{type(self).__name__} declares params in STATE; call self.network(module, optimizer) in setup()"
+                f"{type(self).__name__} declares params in STATE; call self.network(module, "
+                "optimizer) in setup()"
             )
 
     def setup(self) -> None:
@@ -130,15 +143,17 @@ class Party(Generic[ConfigT_co]):
             )
         if not hasattr(optimizer, "slots"):
             raise MethodError(
-                "the optimizer of self.network must be one of fedloom.core.optim, such as SGD(0.05), "
-                f"not {type(optimizer).__name__} of {type(optimizer).__module__}"
+                "the optimizer of self.network must be one of fedloom.core.optim, such as "
+                f"SGD(0.05), not {type(optimizer).__name__} of {type(optimizer).__module__}"
             )
         if isinstance(optimizer, SGD | Adam):
             optimizer = self.context.local.applied(optimizer)
         self._network = Network(module.to(self.context.device), optimizer)
 
     def at_round(self, t: int) -> None:
-        """Set the learning rate of round t, -1 outside of rounds, by the run's schedule. For engines, before a call."""
+        """Set the learning rate of round t, -1 outside of rounds, by the run's schedule. For
+        engines, before a call.
+        """
         if self._network is not None and self.context.local.schedule != "constant":
             self._network.scale_rate(self.context.local.factor(t))
 
@@ -151,7 +166,9 @@ class Party(Generic[ConfigT_co]):
             'Network'
         """
         if self._network is None:
-            raise MethodError(f"{type(self).__name__} has no network: call self.network(...) in setup()")
+            raise MethodError(
+                f"{type(self).__name__} has no network: call self.network(...) in setup()"
+            )
         return self._network
 
     def model(self, x: Tensor) -> Tensor:
@@ -164,9 +181,9 @@ class Party(Generic[ConfigT_co]):
         return self.net(x)
 
     def infer(self, x: Tensor) -> Tensor:
-        """Evaluation-mode outputs (n, ...), detached. BatchNorm uses its running statistics, or the statistics
-        of `x` if the config has `batchnorm = "batch"`. Override it if evaluation needs other outputs, such as a black
-        box's.
+        """Evaluation-mode outputs (n, ...), detached. BatchNorm uses its running statistics, or the
+        statistics of `x` if the config has `batchnorm = "batch"`. Override it if evaluation needs
+        other outputs, such as a black box's.
 
         Example:
             >>> party.infer(torch.ones(4, 3)).requires_grad
@@ -202,14 +219,16 @@ class Party(Generic[ConfigT_co]):
         Example:
             >>> party.minimize(lambda: party.live["bias"].square().sum()).shape  # one step of a penalty
             torch.Size([])
-        """
+        """  # noqa: E501
         return self.net.live
 
     def minimize(self, loss: Loss, *batch: object, only: Only = None) -> Tensor:
         """One optimizer step on the scalar `loss(*batch)`; returns its value before the step.
 
-        `only` names the parameters to update; the others stay bit-identical. If it maps names to masks, gradients are
-        multiplied by the masks: an entry with mask 0 moves only by earlier momentum or weight decay.
+        `only` names the parameters to update; the others stay bit-identical. If it maps names to
+        masks, gradients are
+        multiplied by the masks: an entry with mask 0 moves only by earlier momentum or weight
+            decay.
 
         Example:
             >>> x, y = party.sample_batch(0, size=8)
@@ -221,8 +240,8 @@ class Party(Generic[ConfigT_co]):
         return self.net.minimize(loss, *batch, only=only)
 
     def gradient(self, loss: Loss, *batch: object, of: Collection[str] | None = None) -> Graded:
-        """The scalar `loss(*batch)` () and its gradient for the parameters named in `of` (None: all); no step.
-        BatchNorm statistics are updated.
+        """The scalar `loss(*batch)` () and its gradient for the parameters named in `of` (None:
+        all); no step. BatchNorm statistics are updated.
 
         Example:
             >>> loss = lambda: party.live["bias"].square().sum()
@@ -232,33 +251,37 @@ class Party(Generic[ConfigT_co]):
         return self.net.gradient(loss, *batch, of=of)
 
     def gradient_at(self, weights: Mapping[str, Tensor], loss: Loss, *batch: object) -> Graded:
-        """As `gradient` of all parameters, at `weights`, which `self.model` and `self.live` use within the loss.
+        """As `gradient` of all parameters, at `weights`, which `self.model` and `self.live` use
+        within the loss.
 
         Example:
             >>> zeros = {name: torch.zeros_like(p) for name, p in party.params.items()}
             >>> value, slope = party.gradient_at(zeros, lambda x: party.model(x).sum(), torch.ones(4, 3))
             >>> value.item(), slope["bias"]
             (0.0, tensor([4., 4.]))
-        """
+        """  # noqa: E501
         return self.net.gradient_at(weights, loss, *batch)
 
     def curvature_at(
         self, weights: Mapping[str, Tensor], loss: Loss, *batch: object
     ) -> tuple[Tensor, dict[str, Tensor], Product]:
-        """As `gradient_at`, and the exact Hessian-vector product at `weights`, a function of vectors by name. It costs
-        one backward pass and may be called once.
+        """As `gradient_at`, and the exact Hessian-vector product at `weights`, a function of
+        vectors by name. It costs one backward pass and may be called once.
 
         Example:
             >>> ones = {name: torch.ones_like(p) for name, p in party.params.items()}
             >>> value, slope, product = party.curvature_at(ones, lambda: party.live["bias"].pow(3).sum())
             >>> slope["bias"], product(ones)["bias"]  # 3 b² and 6 b
             (tensor([3., 3.]), tensor([6., 6.]))
-        """
+        """  # noqa: E501
         return self.net.curvature_at(weights, loss, *batch)
 
-    def row_gradients(self, loss: Loss, x: Tensor, y: Tensor, *, of: Collection[str]) -> dict[str, Tensor]:
-        """Gradients (B, ...) of `loss(x, y)` for each row of x (B, ...), y (B,), by the parameters named in `of`, to
-        clip row by row. torch refuses networks whose rows depend on each other (BatchNorm).
+    def row_gradients(
+        self, loss: Loss, x: Tensor, y: Tensor, *, of: Collection[str]
+    ) -> dict[str, Tensor]:
+        """Gradients (B, ...) of `loss(x, y)` for each row of x (B, ...), y (B,), by the parameters
+        named in `of`, to clip row by row. torch refuses networks whose rows depend on each other
+        (BatchNorm).
 
         Example:
             >>> x, y = party.sample_batch(0, size=5)
@@ -269,7 +292,8 @@ class Party(Generic[ConfigT_co]):
         return self.net.row_gradients(loss, x, y, of)
 
     def train(self, loss: Loss, batches: Batches, *, only: Only = None) -> Tensor:
-        """One step of `loss(x, y)` for each batch; returns the mean loss (). `only` as in `minimize`.
+        """One step of `loss(x, y)` for each batch; returns the mean loss (). `only` as in
+        `minimize`.
 
         Example:
             >>> loss = lambda x, y: nn.functional.cross_entropy(party.model(x), y)
@@ -292,12 +316,14 @@ class Party(Generic[ConfigT_co]):
 
     @property
     def params(self) -> dict[str, Tensor]:
-        """The network's parameters by name, without a graph: use `live` in a loss. Assign a tree of the same names and
-        shapes to replace them."""
+        """The network's parameters by name, without a graph: use `live` in a loss. Assign a tree of
+        the same names and shapes to replace them.
+        """
         if self.net.in_loss:
             warn_once(
-                f"{type(self).__name__} reads self.params in a loss, where it is a constant without a gradient: use "
-                "self.live; if a constant is meant, read self.params before the loss"
+                f"{type(self).__name__} reads self.params in a loss, where it is a constant "
+                "without a gradient: use self.live; if a constant is meant, read self.params "
+                "before the loss"
             )
         return self.net.state()["params"]
 
@@ -332,11 +358,14 @@ class Party(Generic[ConfigT_co]):
 
     @property
     def row_count(self) -> Tensor:
-        """The number of own rows, () int64, as a weight. A tensor, so that parties can be batched."""
+        """The number of own rows, () int64, as a weight. A tensor, so that parties can
+        be batched.
+        """
         return self.context.row_count
 
     def stream(self, purpose: str, *keys: int) -> np.random.Generator:
-        """A generator for this party and purpose; its numbers do not depend on the engine or on earlier draws.
+        """A generator for this party and purpose; its numbers do not depend on the engine or on
+        earlier draws.
 
         Example:
             >>> first, again = (party.stream("mixup", 3).random() for _ in range(2))
@@ -346,7 +375,8 @@ class Party(Generic[ConfigT_co]):
         return self.context.stream(purpose, *keys)
 
     def noise(self, on: Tree, purpose: str, *keys: int) -> np.random.Generator:
-        """As `stream`, for noise that hides `on` (tensors and the noise scale): see `ClientContext.noise`.
+        """As `stream`, for noise that hides `on` (tensors and the noise scale): see
+        `ClientContext.noise`.
 
         Example:
             >>> party.noise({"weights": party.params, "scale": 1.0}, "weights").normal(size=2).shape
@@ -378,7 +408,9 @@ class Party(Generic[ConfigT_co]):
         return self.context.epochs(t, epochs=epochs, size=size)
 
     def sample_batch(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
-        """One batch of round t: x (b, ...), y (b,) of b = `size` distinct own rows, or of all if there are fewer."""
+        """One batch of round t: x (b, ...), y (b,) of b = `size` distinct own rows, or of all if
+        there are fewer.
+        """
         return self.context.sample_batch(t, size=size)
 
     def public(self, t: int, *, steps: int, size: int) -> tuple[Tensor, ...]:
@@ -387,7 +419,7 @@ class Party(Generic[ConfigT_co]):
         Example:
             >>> [x.shape for x in party.public(0, steps=2, size=5)], party.public_rows(0, steps=2, size=5).shape
             ([torch.Size([5, 3]), torch.Size([5, 3])], torch.Size([2, 5]))
-        """
+        """  # noqa: E501
         return self.public_set.batches(t, steps, size)
 
     def public_rows(self, t: int, *, steps: int, size: int) -> Tensor:
@@ -398,32 +430,42 @@ class Party(Generic[ConfigT_co]):
     def public_set(self) -> PublicSet:
         """The public set. Raises MethodError if the party has none."""
         if self.context.public is None:
-            raise MethodError(f"{type(self).__name__} needs public rows: set data.public_rows to their number")
+            raise MethodError(
+                f"{type(self).__name__} needs public rows: set data.public_rows to their number"
+            )
         return self.context.public
 
     def public_digest(self) -> str | None:
         """The digest of the party's public set, which must be equal at all parties."""
         return None if self.context.public is None else self.context.public.digest
 
-    # -- for the experiment; none of this is sent as a message -----------------------------------------
+    # -- for the experiment; none of this is sent as a message -------------------------------------
 
     def note(self, name: str, value: Tensor | float) -> None:
-        """Record a diagnostic of this round, a number or a vector; a later value of the same name replaces it. "mixing"
-        is the vector (m,) of this party's mixing weights for the models of all m parties."""
+        """Record a diagnostic of this round, a number or a vector; a later value of the same name
+        replaces it. "mixing" is the vector (m,) of this party's mixing weights for the models of
+        all m parties.
+        """
         self._notes[name] = value
 
     def take_notes(self) -> dict[str, Note]:
         """Return and clear the notes, as floats or lists of floats."""
-        notes = {k: v.tolist() if isinstance(v, Tensor) and v.dim() else float(v) for k, v in self._notes.items()}
+        notes = {
+            k: v.tolist() if isinstance(v, Tensor) and v.dim() else float(v)
+            for k, v in self._notes.items()
+        }
         self._notes.clear()
         return notes
 
     def broadcast(self) -> dict[str, Tree]:
-        """At a server: what every client receives before it is evaluated, such as the current global weights."""
+        """At a server: what every client receives before it is evaluated, such as the current
+        global weights.
+        """
         return {}
 
     def findings(self) -> Sequence[LearnedTable]:
-        """At a server: what it has learned so far, such as coefficients, for the run's result and report.
+        """At a server: what it has learned so far, such as coefficients, for the run's result and
+        report.
 
         Example:
             >>> class Server(Party):
@@ -435,9 +477,11 @@ class Party(Generic[ConfigT_co]):
         return ()
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Prepare the network for an evaluation, such as by fine-tuning; the change is undone afterwards.
+        """Prepare the network for an evaluation, such as by fine-tuning; the change is undone
+        afterwards.
 
-        `eval_mode` is one of the config's `eval_modes`, or ""; `broadcast` the result of the server's `broadcast()`.
+        `eval_mode` is one of the config's `eval_modes`, or ""; `broadcast` the result of the
+        server's `broadcast()`.
         """
 
     # -- state -----------------------------------------------------------------------------------
@@ -451,16 +495,17 @@ class Party(Generic[ConfigT_co]):
         own = name in _OWN and vars(self).get(name) is None  # set once, by the core
         if not own and name not in self.state_names:
             raise StateError(
-                f"{type(self).__name__} assigns self.{name}, which is not in its STATE {self.state_names} and would be "
-                f"lost between messages. Add {name!r} to STATE, or use a local variable; put constants in the "
-                "config or on the class."
+                f"{type(self).__name__} assigns self.{name}, which is not in its STATE "
+                f"{self.state_names} and would be lost between messages. Add {name!r} to STATE, "
+                "or use a local variable; put constants in the config or on the class."
             )
         if not own and name not in NETWORK_STATE:
             try:
                 message.check(value)
             except MessageError as error:
                 raise StateError(
-                    f"{type(self).__name__}.{name} is in STATE and must be a tree of tensors and plain numbers: {error}"
+                    f"{type(self).__name__}.{name} is in STATE and must be a tree of tensors and "
+                    f"plain numbers: {error}"
                 ) from None
             value = message.map_tensors(torch.Tensor.detach, value)
         object.__setattr__(self, name, value)
@@ -470,8 +515,8 @@ class Party(Generic[ConfigT_co]):
         return {name: getattr(self, name) for name in self.state_names}
 
     def load(self, state: Mapping[str, Tree]) -> None:
-        """Load a state that `state()` returned, in this process or another. Raises StateError if its names or shapes
-        differ from this party's.
+        """Load a state that `state()` returned, in this process or another. Raises StateError if
+        its names or shapes differ from this party's.
 
         Example:
             >>> state = {name: message.map_tensors(torch.clone, tree) for name, tree in party.state().items()}
@@ -481,11 +526,11 @@ class Party(Generic[ConfigT_co]):
             >>> party.load(state)
             >>> party.seen
             2
-        """
+        """  # noqa: E501
         if tuple(state) != self.state_names:
             raise StateError(
-                f"{type(self).__name__} has the state {self.state_names}, but the state to load has {tuple(state)}: "
-                "load a state of the same method and version"
+                f"{type(self).__name__} has the state {self.state_names}, but the state to load "
+                f"has {tuple(state)}: load a state of the same method and version"
             )
         for name, value in state.items():
             setattr(self, name, message.map_tensors(lambda x: x.to(self.context.device), value))
@@ -496,8 +541,8 @@ class Party(Generic[ConfigT_co]):
 
     @contextlib.contextmanager
     def transaction(self, keep: Keep = torch.clone) -> Iterator[None]:
-        """A context that restores the state if an exception is raised. `keep` copies the network's memory before its
-        first change.
+        """A context that restores the state if an exception is raised. `keep` copies the network's
+        memory before its first change.
 
         Example:
             >>> with contextlib.suppress(KeyboardInterrupt), party.transaction():
@@ -508,7 +553,9 @@ class Party(Generic[ConfigT_co]):
         """
         own = self.own_state()
         if not self.ROWS:  # such a page changes no tensor in place
-            own = {name: message.map_tensors(torch.Tensor.clone, value) for name, value in own.items()}
+            own = {
+                name: message.map_tensors(torch.Tensor.clone, value) for name, value in own.items()
+            }
         if self._network is not None:
             self._network.begin(keep)
         try:

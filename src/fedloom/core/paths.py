@@ -1,4 +1,6 @@
-"""Import paths such as `package.module:name`, folders for caches and output, file locks, and atomic writes."""
+"""Import paths such as `package.module:name`, folders for caches and output, file locks, and atomic
+writes.
+"""
 
 import contextlib
 import importlib
@@ -34,7 +36,9 @@ def callable_at(path: str, error: type[FedloomError]) -> Callable[..., Any]:
 
 
 def cache_folder(kind: str) -> Path:
-    """The folder for cached files of this kind: `$XDG_CACHE_HOME/fedloom/KIND`, by default in `~/.cache`."""
+    """The folder for cached files of this kind: `$XDG_CACHE_HOME/fedloom/KIND`, by default in
+    `~/.cache`.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fedloom" / kind
 
@@ -47,9 +51,10 @@ def refuse_file(folder: Path) -> None:
 
 
 def lock(file: IO[Any] | int, *, wait: bool = False) -> bool:
-    """Lock a file that is open for writing; with `wait`, once another process releases it. False if another process
-    has the lock; True where the disk or system does not support locks. The kernel releases the lock when the file is
-    closed, also after a kill."""
+    """Lock a file that is open for writing; with `wait`, once another process releases it. False if
+    another process has the lock; True where the disk or system does not support locks. The kernel
+    releases the lock when the file is closed, also after a kill.
+    """
     if fcntl is None:
         return True
     try:
@@ -69,8 +74,9 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Replace the content of `path` by `data`, in one or more parts. Readers and crashes see the old content or the new
-    one, never a part. Concurrent writers wait for each other."""
+    """Replace the content of `path` by `data`, in one or more parts. Readers and crashes see the
+    old content or the new one, never a part. Concurrent writers wait for each other.
+    """
     draft = path.with_name(f".{path.name}.draft")
     with _locked_draft(draft) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
@@ -94,10 +100,18 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def _opened(draft: Path) -> BinaryIO:
-    """The draft itself, for appending: in a folder of somebody else's it may be a link to another file."""
+    """The draft itself, for appending: in a folder of somebody else's it may be a link to another
+    file.
+    """
     if draft.is_symlink():
         draft.unlink()
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    flags = (
+        os.O_WRONLY
+        | os.O_APPEND
+        | os.O_CREAT
+        | getattr(os, "O_NOFOLLOW", 0)
+        | getattr(os, "O_BINARY", 0)
+    )
     return os.fdopen(os.open(draft, flags, 0o666), "ab")
 
 

@@ -1,6 +1,7 @@
 """Models of scikit-learn, seeded and on one thread, that black boxes and owners' own models share.
 
-Each function takes the seed and whether a number is to be predicted, and returns the unfitted object.
+Each function takes the seed and whether a number is to be predicted, and returns the unfitted
+object.
 """
 
 from collections.abc import Callable
@@ -22,10 +23,12 @@ def forest(seed: int, number: bool) -> Any:
 
 
 class QuickForest:
-    """The forest that `forest` is, in a quarter of its time on few rows, where checks before each tree take most of it.
+    """The forest that `forest` is, in a quarter of its time on few rows, where checks before each
+    tree take most of it.
 
-    The shares of classes are the means of their indicators, and the squared errors of these add up to Gini's impurity,
-    so that regression trees find the same splits; rounding may choose another one of equal splits.
+    The shares of classes are the means of their indicators, and the squared errors of these add up
+    to Gini's impurity, so that regression trees find the same splits; rounding may choose another
+    one of equal splits.
     """
 
     def __init__(self, seed: int, number: bool) -> None:
@@ -43,13 +46,19 @@ class QuickForest:
             target = np.eye(len(self.classes_))[place]
         rows, (n, d), K = np.ascontiguousarray(x, np.float32), x.shape, target.shape[1]
         draw, self._trees = np.random.RandomState(self._seed), list[Any]()
-        state = np.random.RandomState(0)  # seeded anew for each tree: a new one takes as long as a small tree
-        # What a DecisionTreeRegressor makes for each fit: leaves of one row, no limit of depth or of gains.
-        splitter = BestSplitter(MSE(K, n), d if self._number else max(1, int(np.sqrt(d))), 1, 0.0, state, None)
+        # seeded anew for each tree: a new one takes as long as a small tree
+        state = np.random.RandomState(0)
+        # What a DecisionTreeRegressor makes for each fit: leaves of one row, no limit of depth or
+        # of gains.
+        splitter = BestSplitter(
+            MSE(K, n), d if self._number else max(1, int(np.sqrt(d))), 1, 0.0, state, None
+        )
         builder = DepthFirstTreeBuilder(splitter, 2, 1, 0.0, np.iinfo(np.int32).max, 0.0)
         for seed in draw.randint(np.iinfo(np.int32).max, size=TREES):
             state.seed(seed)
-            counts = np.bincount(state.randint(0, n, n, dtype=np.int32), minlength=n).astype(np.float64)
+            counts = np.bincount(state.randint(0, n, n, dtype=np.int32), minlength=n).astype(
+                np.float64
+            )
             state.seed(seed)
             tree = Tree(d, np.ones(K, np.intp), K)
             builder.build(tree, rows, target, counts, None)
@@ -67,7 +76,9 @@ class QuickForest:
 
     def _mean(self, x: np.ndarray) -> np.ndarray:
         rows = np.ascontiguousarray(x, np.float32)
-        found: np.ndarray = np.mean([tree.predict(rows).reshape(len(x), -1) for tree in self._trees], axis=0)
+        found: np.ndarray = np.mean(
+            [tree.predict(rows).reshape(len(x), -1) for tree in self._trees], axis=0
+        )
         return found
 
 
@@ -75,9 +86,18 @@ def boosting(seed: int, number: bool) -> Any:
     """Gradient boosting of 30 trees of at most 8 leaves."""
     from sklearn import ensemble
 
-    kind = ensemble.HistGradientBoostingRegressor if number else ensemble.HistGradientBoostingClassifier
+    kind = (
+        ensemble.HistGradientBoostingRegressor
+        if number
+        else ensemble.HistGradientBoostingClassifier
+    )
     return kind(
-        max_iter=30, learning_rate=0.2, max_leaf_nodes=8, min_samples_leaf=5, early_stopping=False, random_state=seed
+        max_iter=30,
+        learning_rate=0.2,
+        max_leaf_nodes=8,
+        min_samples_leaf=5,
+        early_stopping=False,
+        random_state=seed,
     )
 
 
@@ -89,8 +109,9 @@ def quick_boosting(seed: int, number: bool) -> Any:
 
 @cache
 def _quickly_binned(kind: Any) -> Any:
-    """A kind of gradient boosting that finds the borders of bins of all columns at once: each column as a task of its
-    own takes as long as the trees."""
+    """A kind of gradient boosting that finds the borders of bins of all columns at once: each
+    column as a task of its own takes as long as the trees.
+    """
 
     class Quick(kind):  # type: ignore[misc]
         def _bin_data(self, x: np.ndarray, *how: Any, **more: Any) -> Any:
@@ -100,7 +121,11 @@ def _quickly_binned(kind: Any) -> Any:
             borders = _midpoints(x)
             many = [f for f, found in enumerate(borders) if len(found) >= mapper.n_bins - 1]
             if many:
-                found = type(mapper)(mapper.n_bins, n_threads=mapper.n_threads).fit(x[:, many]).bin_thresholds_
+                found = (
+                    type(mapper)(mapper.n_bins, n_threads=mapper.n_threads)
+                    .fit(x[:, many])
+                    .bin_thresholds_
+                )
                 for f, quantiles in zip(many, found, strict=True):
                     borders[f] = quantiles
             mapper.bin_thresholds_, mapper.missing_values_bin_idx_ = borders, mapper.n_bins - 1
@@ -120,8 +145,9 @@ def _midpoints(x: np.ndarray) -> list[np.ndarray]:
 
 @cache
 def quick(name: str) -> Callable[[int, bool], Any]:
-    """`QuickForest` or `quick_boosting`, which use parts of scikit-learn that are not public; `forest` or `boosting` if
-    these have changed in the installed version."""
+    """`QuickForest` or `quick_boosting`, which use parts of scikit-learn that are not public;
+    `forest` or `boosting` if these have changed in the installed version.
+    """
     plain, other = {"forest": (forest, QuickForest), "boosting": (boosting, quick_boosting)}[name]
     x = np.random.RandomState(0).normal(size=(40, 3)).astype(np.float32)
     try:
@@ -142,15 +168,21 @@ def linear(seed: int, number: bool) -> Any:
 
 
 def can_split(model: Any, rows: np.ndarray) -> np.ndarray:
-    """Which columns (d,) of rows (n, d) a model can use: those that vary, and in boosting by enough rows for a leaf."""
-    least = min(getattr(model, "min_samples_leaf", 1) if hasattr(model, "max_bins") else 1, len(rows))
+    """Which columns (d,) of rows (n, d) a model can use: those that vary, and in boosting by enough
+    rows for a leaf.
+    """
+    least = min(
+        getattr(model, "min_samples_leaf", 1) if hasattr(model, "max_bins") else 1, len(rows)
+    )
     ordered = np.partition(rows, [least - 1, len(rows) - least], axis=0)
     found: np.ndarray = ordered[least - 1] < ordered[len(rows) - least]
     return found
 
 
 def with_few_bins(model: Any, rows: int) -> Any:
-    """The unfitted model; boosting gets no more bins than it has rows, which gives the same trees in less time."""
+    """The unfitted model; boosting gets no more bins than it has rows, which gives the same trees
+    in less time.
+    """
     if hasattr(model, "max_bins"):
         model.set_params(max_bins=min(model.max_bins, max(rows, 2)))
     return model

@@ -1,4 +1,6 @@
-"""Settings and command options that were renamed, so that an old name gets an error with the new one."""
+"""Settings and command options that were renamed, so that an old name gets an error with the new
+one.
+"""
 
 from collections.abc import Mapping
 from typing import Final
@@ -63,22 +65,30 @@ RENAMED: Final[Mapping[str, str]] = {
     "sweep.measure": "sweep.metric",
     "topology.number": "topology.groups",
 }
-"""The new name of each old one: of a setting by its whole path, such as `params.optimiser` or `churn.away.client`
-(without the numbers of a list's entries), and of an option with its dashes, such as `--set`."""
+"""The new name of each old one: of a setting by its whole path, such as `params.optimiser` or
+`churn.away.client` (without the numbers of a list's entries), and of an option with its dashes,
+such as `--set`.
+"""
 
 NO_RELAY: Final = (
-    "nodes dial the coordinator and need no open port; set listen in federation.toml, and in node.toml "
+    "nodes dial the coordinator and need no open port; set listen in federation.toml, and in "
+    "node.toml "
     'callers = { coordinator = "host:port" }'
 )
 REMOVED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("listen", "relay", "relay_name", "nodes.address", "--relay", "--behind", "--via-relay"), NO_RELAY),
+    **dict.fromkeys(
+        ("listen", "relay", "relay_name", "nodes.address", "--relay", "--behind", "--via-relay"),
+        NO_RELAY,
+    ),
     "--port": "give --address HOST:PORT of the coordinator",
 }
 """The replacement of each removed setting and option, as an instruction."""
 
 
 def renamed(path: str) -> str | None:
-    """The sentence for a renamed or removed setting or option, also inside other tables; None for any other."""
+    """The sentence for a renamed or removed setting or option, also inside other tables; None for
+    any other.
+    """
     parts = [part for part in path.split(".") if not part.isdigit()]
     for start in range(len(parts)):
         name = ".".join(parts[start:])

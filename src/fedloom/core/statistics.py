@@ -5,8 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def confidence_interval(values: Sequence[float], most: float = np.inf) -> tuple[float, float] | None:
-    """The 95 % confidence interval of the mean (Student's t), clipped to ±`most`; None below two values."""
+def confidence_interval(
+    values: Sequence[float], most: float = np.inf
+) -> tuple[float, float] | None:
+    """The 95 % confidence interval of the mean (Student's t), clipped to ±`most`; None below two
+    values.
+    """
     if len(values) < 2:
         return None
     from scipy.stats import t

@@ -1,7 +1,9 @@
-"""What a federation predicts, a class or a number: losses, distillation and predictions from a network's outputs.
+"""What a federation predicts, a class or a number: losses, distillation and predictions from a
+network's outputs.
 
-A page asks `self.context.task`, so it is written once for both. A method whose mathematics fits numbers, too, declares
-`tasks=EVERY_TASK` where it is registered; another says in `only_classes` why it does not: see `fedloom.core.method`.
+A page asks `self.context.task`, so it is written once for both. A method whose mathematics fits
+numbers, too, declares `tasks=EVERY_TASK` where it is registered; another says in `only_classes` why
+it does not: see `fedloom.core.method`.
 """
 
 from collections.abc import Mapping
@@ -23,7 +25,9 @@ EVERY_TASK: Final[tuple[TaskKind, ...]] = ("classes", "number")
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 """Whether a loss is the mean over rows, their sum, or one value for each row."""
 _SPREAD = 10.0
-"""Limit of a predicted log variance, on both sides: a factor of 150 in the s.d. of a standardized target."""
+"""Limit of a predicted log variance, on both sides: a factor of 150 in the s.d. of a standardized
+target.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,9 @@ class Classes:
         return Classes(self.width)
 
     def loss(self, outputs: Tensor, y: Tensor, reduction: Reduction = "mean") -> Tensor:
-        """Cross-entropy in nats, times each row's weight: (), or (B,) without reduction. A mean is over the number of
-        rows, not over their weights, so a row has the same pull in every batch."""
+        """Cross-entropy in nats, times each row's weight: (), or (B,) without reduction. A mean is
+        over the number of rows, not over their weights, so a row has the same pull in every batch.
+        """
         if self.weights is None:
             return F.cross_entropy(outputs, y, reduction=reduction)
         each = self.weighed(F.cross_entropy(outputs, y, reduction="none"), y)
@@ -69,11 +74,15 @@ class Classes:
     def distill_gradient(
         self, target: Tensor, outputs: Tensor, temperature: float = 1.0, *, reverse: bool = False
     ) -> Tensor:
-        """Gradient (B, K) of `distill` by the outputs, for each row; `reverse`: of KL(p || target)."""
+        """Gradient (B, K) of `distill` by the outputs, for each row; `reverse`: of
+        KL(p || target).
+        """
         return (reverse_kl_gradient if reverse else kl_gradient)(target, outputs, temperature)
 
     def certainty(self, outputs: Tensor) -> Tensor:
-        """(...) how sure outputs (..., K) are: the negative entropy of their probabilities in nats, float64."""
+        """(...) how sure outputs (..., K) are: the negative entropy of their probabilities in nats,
+        float64.
+        """
         log_p = F.log_softmax(outputs.double(), -1)
         return (log_p.exp() * log_p).sum(-1)
 
@@ -84,10 +93,11 @@ class Classes:
 
 @dataclass(frozen=True)
 class Number:
-    """A number, standardized as (number - shift) / scale. Outputs are (B, 1) standardized numbers, labels (B,) float32.
+    """A number, standardized as (number - shift) / scale. Outputs are (B, 1) standardized numbers,
+    labels (B,) float32.
 
-    With `variance` outputs are (B, 2): the mean and the logarithm of the variance of a Gaussian. Gradients are then
-    times the variance if it is below 1.
+    With `variance` outputs are (B, 2): the mean and the logarithm of the variance of a Gaussian.
+    Gradients are then times the variance if it is below 1.
 
     Attributes:
         shift, scale: agreed by all parties, in the unit of the number. scale > 0.
@@ -114,7 +124,9 @@ class Number:
         return each
 
     def standardized(self, numbers: np.ndarray) -> np.ndarray:
-        """Numbers (n,) float64 as the labels (n,) float32 of a network; infinity beyond its range."""
+        """Numbers (n,) float64 as the labels (n,) float32 of a network; infinity
+        beyond its range.
+        """
         with np.errstate(over="ignore"):
             return ((numbers - self.shift) / self.scale).astype(np.float32)
 
@@ -123,8 +135,10 @@ class Number:
         return standardized.astype(np.float64) * self.scale + self.shift
 
     def loss(self, outputs: Tensor, y: Tensor, reduction: Reduction = "mean") -> Tensor:
-        """Half the squared error of standardized numbers, a Gaussian's negative log-likelihood with variance 1; or with
-        `variance` that of its own, without the constant: (), or (B,) without reduction."""
+        """Half the squared error of standardized numbers, a Gaussian's negative log-likelihood with
+        variance 1; or with `variance` that of its own, without the constant: (), or (B,) without
+        reduction.
+        """
         error = (outputs[..., 0] - y) ** 2 / 2
         if self.variance:
             spread = _log_variance(outputs)
@@ -132,12 +146,15 @@ class Number:
         return error if reduction == "none" else error.sum() if reduction == "sum" else error.mean()
 
     def soft(self, outputs: Tensor, temperature: float = 1.0) -> Tensor:
-        """What a student learns from a teacher's outputs: the outputs (B, W). Numbers have no temperature."""
+        """What a student learns from a teacher's outputs: the outputs (B, W). Numbers have no
+        temperature.
+        """
         return outputs
 
     def distill(self, target: Tensor, outputs: Tensor, temperature: float = 1.0) -> Tensor:
-        """Mean over rows of half the squared error: KL(target || outputs) of two Gaussians of variance 1, or with
-        `variance` of their own."""
+        """Mean over rows of half the squared error: KL(target || outputs) of two Gaussians of
+        variance 1, or with `variance` of their own.
+        """
         apart = (target[..., 0] - outputs[..., 0]) ** 2
         if not self.variance:
             return apart.mean() / 2
@@ -147,8 +164,9 @@ class Number:
     def distill_gradient(
         self, target: Tensor, outputs: Tensor, temperature: float = 1.0, *, reverse: bool = False
     ) -> Tensor:
-        """Gradient (B, W) of `distill` by the outputs, for each row; `reverse`: of KL(outputs || target), which is
-        `distill` with its arguments exchanged."""
+        """Gradient (B, W) of `distill` by the outputs, for each row; `reverse`: of KL(outputs ||
+        target), which is `distill` with its arguments exchanged.
+        """
         apart = outputs[..., :1] - target[..., :1]
         if not self.variance:
             return apart
@@ -161,15 +179,16 @@ class Number:
         return torch.cat([apart * torch.exp(-by), spread], -1) * torch.exp(by.clamp(max=0))
 
     def certainty(self, outputs: Tensor) -> Tensor:
-        """(...) how sure outputs (..., W) are: the negative entropy of their Gaussians without its constant, float64.
+        """(...) how sure outputs (..., W) are: the negative entropy of their Gaussians without its
+        constant, float64.
 
         Raises:
             ConfigError: the network says no variance.
         """
         if not self.variance:
             raise ConfigError(
-                "confidence in a number needs networks that predict its variance: set models.variance = true, or "
-                "weigh answers in another way"
+                "confidence in a number needs networks that predict its variance: set "
+                "models.variance = true, or weigh answers in another way"
             )
         return -_log_variance(outputs.double()) / 2
 
@@ -182,9 +201,12 @@ Task: TypeAlias = Classes | Number
 """What is predicted. Both have the same methods; B rows, outputs (B, `width`)."""
 
 
-def refusal(name: str, kind: TaskKind, tasks: Mapping[str, tuple[TaskKind, ...]], reason: str) -> str:
-    """Why the method `name` cannot predict a number or classes, with the methods that can; "" if it can. `tasks` are
-    those of all methods by name."""
+def refusal(
+    name: str, kind: TaskKind, tasks: Mapping[str, tuple[TaskKind, ...]], reason: str
+) -> str:
+    """Why the method `name` cannot predict a number or classes, with the methods that can; "" if it
+    can. `tasks` are those of all methods by name.
+    """
     if kind in tasks[name]:
         return ""
     what = "a number" if kind == "number" else "classes"
@@ -198,9 +220,11 @@ def _log_variance(outputs: Tensor) -> Tensor:
 
 
 def _steady(values: Tensor, spread: Tensor) -> Tensor:
-    """The values (B,) of Gaussians with log variances `spread` (B,); gradients are times the variance if it is below 1.
+    """The values (B,) of Gaussians with log variances `spread` (B,); gradients are times the
+    variance if it is below 1.
 
-    The minimum of each row stays (Seitzer et al. 2022, arXiv:2203.09168, with beta = 1). Without it a network that is
-    sure of the few rows that it has seen takes steps up to e^10 times as long on others, and diverges.
+    The minimum of each row stays (Seitzer et al. 2022, arXiv:2203.09168, with beta = 1). Without it
+    a network that is sure of the few rows that it has seen takes steps up to e^10 times as long on
+    others, and diverges.
     """
     return values.detach() + (values - values.detach()) * spread.detach().clamp(max=0).exp()

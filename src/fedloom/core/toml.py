@@ -8,7 +8,8 @@ def loads(text: str) -> dict[str, Any]:
     """The values of a TOML text.
 
     Raises:
-        tomllib.TOMLDecodeError: it is not valid, is nested too deeply, or has a number of too many digits.
+        tomllib.TOMLDecodeError: it is not valid, is nested too deeply, or has a number of too many
+            digits.
     """
     try:
         return tomllib.loads(text)

@@ -1,4 +1,6 @@
-"""Words of other libraries and of papers for fedloom's settings, so that a hint finds what was meant."""
+"""Words of other libraries and of papers for fedloom's settings, so that a hint finds what was
+meant.
+"""
 
 import difflib
 from collections.abc import Collection
@@ -101,7 +103,9 @@ SAME: Final[dict[str, tuple[str, ...]]] = {
 
 
 def meant(word: str, known: Collection[str]) -> str:
-    """The known name that a word of another library, or a misspelling of one, stands for; "" if there is none."""
+    """The known name that a word of another library, or a misspelling of one, stands for; "" if
+    there is none.
+    """
     plain = word.lower().replace(" ", "_").replace("-", "_")
     for spelled in (word.lower(), plain, *difflib.get_close_matches(plain, SAME, n=1, cutoff=0.8)):
         for name in SAME.get(spelled, ()):

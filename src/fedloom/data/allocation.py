@@ -11,15 +11,18 @@ def check_rows(labels: np.ndarray, clients: int, each: int) -> None:
         raise DataError(f"clients must be at least 1, not {clients}.")
     if len(labels) < clients * each:
         raise DataError(
-            f"{clients} clients need at least {each} row{'s' * (each > 1)} each, {clients * each} in all, but there "
-            f"are {len(labels)}; use fewer clients, fewer rows for each, or more data."
+            f"{clients} clients need at least {each} row{'s' * (each > 1)} each, "
+            f"{clients * each} in all, but there are {len(labels)}; use fewer clients, fewer "
+            "rows for each, or more data."
         )
 
 
 def check_classes(present: int, wanted: int) -> None:
     """Raise DataError if the data has fewer classes than each client must hold."""
     if present < wanted:
-        raise DataError(f"Each client must hold {wanted} classes, but the data has {present}; use fewer.")
+        raise DataError(
+            f"Each client must hold {wanted} classes, but the data has {present}; use fewer."
+        )
 
 
 def shuffled_by_class(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
@@ -31,7 +34,14 @@ def deal(queues: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
     """Allocate the rows of each class from the front of its queue; counts is (N, K)."""
     ends = np.cumsum(counts, axis=0)
     return [
-        np.sort(np.concatenate([queue[end - count : end] for queue, end, count in zip(queues, last, row, strict=True)]))
+        np.sort(
+            np.concatenate(
+                [
+                    queue[end - count : end]
+                    for queue, end, count in zip(queues, last, row, strict=True)
+                ]
+            )
+        )
         for last, row in zip(ends, counts, strict=True)
     ]
 
@@ -41,7 +51,8 @@ def proportional(
 ) -> np.ndarray:
     """(N,) integers nearest to total * shares / sum(shares) that sum to total.
 
-    With a tiny alpha all shares may underflow to 0. In that limit one client has all, so a random one gets all.
+    With a tiny alpha all shares may underflow to 0. In that limit one client has all, so a random
+    one gets all.
     """
     weight = shares.sum()
     if weight < 1e-200:
@@ -55,8 +66,12 @@ def proportional(
     return counts
 
 
-def fixed_counts(mixes: np.ndarray, sizes: list[int], rows: int, rng: np.random.Generator) -> np.ndarray:
-    """(N, K) rows of each class for each client, `rows` in all for each, within the sizes of the classes."""
+def fixed_counts(
+    mixes: np.ndarray, sizes: list[int], rows: int, rng: np.random.Generator
+) -> np.ndarray:
+    """(N, K) rows of each class for each client, `rows` in all for each, within the sizes of the
+    classes.
+    """
     left = np.array(sizes)
     counts = np.zeros(mixes.shape, dtype=np.int64)
     for mix, count in zip(mixes, counts, strict=True):

@@ -1,4 +1,5 @@
-"""A cache of decoded data sets on disk, under `$XDG_CACHE_HOME/fedloom/data` or `~/.cache/fedloom/data`.
+"""A cache of decoded data sets on disk, under `$XDG_CACHE_HOME/fedloom/data` or
+`~/.cache/fedloom/data`.
 
 Removing entries is always safe.
 """
@@ -52,8 +53,14 @@ def _fetch(entry: Path) -> Dataset | None:
         words = json.loads((entry / "words.json").read_text(encoding="utf-8"))
         # Copy on write: processes share unchanged pages, and PyTorch accepts the array as writable.
         x = np.asarray(np.load(entry / "x.npy", mmap_mode="c", allow_pickle=False))
-        small = {name: np.load(entry / f"{name}.npy", allow_pickle=False) for name in words["arrays"]}
-        texts: Any = {key: tuple(v) if isinstance(v, list) else v for key, v in words.items() if key != "arrays"}
+        small = {
+            name: np.load(entry / f"{name}.npy", allow_pickle=False) for name in words["arrays"]
+        }
+        texts: Any = {
+            key: tuple(v) if isinstance(v, list) else v
+            for key, v in words.items()
+            if key != "arrays"
+        }
         arrays: Any = {"x": x, **small}
         return Dataset(**arrays, **texts)
     except (OSError, EOFError, ValueError, KeyError, TypeError, DataError):
@@ -62,7 +69,11 @@ def _fetch(entry: Path) -> Dataset | None:
 
 def _store(entry: Path, data: Dataset) -> None:
     arrays = {name: value for name, value in vars(data).items() if isinstance(value, np.ndarray)}
-    texts = {name: value for name, value in vars(data).items() if name not in arrays and value is not None}
+    texts = {
+        name: value
+        for name, value in vars(data).items()
+        if name not in arrays and value is not None
+    }
     words = {**texts, "arrays": sorted(arrays.keys() - {"x"})}
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)

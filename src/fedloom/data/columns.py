@@ -1,7 +1,8 @@
 """One column of a table, from any door: a file, a frame, an array or a list.
 
-Cells are held by PyArrow: it reads CSV and Parquet, takes columns of pandas and Polars without a copy, keeps text
-exactly as written, and starts in a twentieth of a second. Polars would do the same, and pandas takes ten times as long.
+Cells are held by PyArrow: it reads CSV and Parquet, takes columns of pandas and Polars without a
+copy, keeps text exactly as written, and starts in a twentieth of a second. Polars would do the
+same, and pandas takes ten times as long.
 """
 
 from collections import Counter
@@ -22,7 +23,9 @@ _WHOLE = 2.0**53
 
 @dataclass(frozen=True, eq=False)
 class OnDisk:
-    """The text of a large file's column whose cells are numbers or gaps: only its numbers are in memory."""
+    """The text of a large file's column whose cells are numbers or gaps: only its numbers are in
+    memory.
+    """
 
     read: Callable[[], Any]
     """Reads the cells, as text without the spaces around it."""
@@ -34,14 +37,17 @@ class OnDisk:
 
 @dataclass(frozen=True, eq=False)
 class RawColumn:
-    """A column's cells, and the two ways to read them: as text exactly as written, and as a typed feature."""
+    """A column's cells, and the two ways to read them: as text exactly as written, and as a typed
+    feature.
+    """
 
     name: str
     held: Any
     """The cells as a `pyarrow.ChunkedArray`, or `OnDisk`."""
     grammar: Grammar = PLAIN
     parsed: np.ndarray | None = None
-    """(n,) float64, NaN for a gap, of cells that are all numbers or gaps, if it is known already."""
+    """(n,) float64, NaN for a gap, of cells that are all numbers or gaps, if it is known already.
+    """
 
     @classmethod
     def of(cls, name: str, values: Any, grammar: Grammar = PLAIN) -> "RawColumn":
@@ -66,7 +72,9 @@ class RawColumn:
 
     @property
     def cells(self) -> Any:
-        """A `pyarrow.ChunkedArray` of n texts without the spaces around them, or numbers, booleans, times or lists."""
+        """A `pyarrow.ChunkedArray` of n texts without the spaces around them, or numbers, booleans,
+        times or lists.
+        """
         return self.held.read() if isinstance(self.held, OnDisk) else self.held
 
     @cached_property
@@ -105,11 +113,13 @@ class RawColumn:
 
     @property
     def text(self) -> list[str]:
-        """n texts as written, "" for an empty cell. Numbers of a typed door have no more digits than they need, and no
-        point if all are whole; text that ends in ".0" in every cell, as pandas writes such numbers, loses it.
+        """n texts as written, "" for an empty cell. Numbers of a typed door have no more digits
+        than they need, and no point if all are whole; text that ends in ".0" in every cell, as
+        pandas writes such numbers, loses it.
 
         Raises:
-            DataError: a cell holds several values, or whole numbers that float64 does not tell apart.
+            DataError: a cell holds several values, or whole numbers that float64 does not tell
+                apart.
         """
         import pyarrow.compute as pc
 
@@ -124,7 +134,9 @@ class RawColumn:
 
         cells = self.cells
         if pa.types.is_decimal(cells.type):
-            return ["" if number is None else f"{number.normalize():f}" for number in cells.to_pylist()]
+            return [
+                "" if number is None else f"{number.normalize():f}" for number in cells.to_pylist()
+            ]
         if self.is_duration or pa.types.is_floating(cells.type):
             return _number_texts(self.name, numbers_in(cells))
         if pa.types.is_boolean(cells.type):
@@ -134,11 +146,16 @@ class RawColumn:
         if self.is_time:
             cells = _times_as_text(cells)
         elif self.several:
-            raise DataError(f"Column {self.name!r} holds several values in a row; give one, or leave the column out.")
+            raise DataError(
+                f"Column {self.name!r} holds several values in a row; give one, or leave the "
+                "column out."
+            )
         elif self.is_text:
             return _objects(cells)
         if pa.types.is_integer(cells.type):  # equal numbers share one text, for memory's sake
-            texts = {None: ""} | {number: str(number) for number in cells.unique().to_pylist() if number is not None}
+            texts = {None: ""} | {
+                number: str(number) for number in cells.unique().to_pylist() if number is not None
+            }
             return [texts[number] for number in cells.to_pylist()]
         return ["" if word is None else str(word) for word in cells.to_pylist()]
 
@@ -179,7 +196,9 @@ class RawColumn:
 
     @cached_property
     def written(self) -> np.ndarray:
-        """As `words`, where what a cell is does not depend on others: "1.0" stays even if all end so."""
+        """As `words`, where what a cell is does not depend on others: "1.0" stays even if all end
+        so.
+        """
         return self._with_none(self._text)
 
     def _with_none(self, texts: list[str]) -> np.ndarray:
@@ -189,7 +208,9 @@ class RawColumn:
         return words
 
     def codes(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        """(n,) int64 numbers of `words`, -1 for a gap, and the different words in order. Holds no word of a row."""
+        """(n,) int64 numbers of `words`, -1 for a gap, and the different words in order. Holds no
+        word of a row.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -231,7 +252,9 @@ class RawColumn:
 
     @cached_property
     def values(self) -> np.ndarray:
-        """(n,) float64 with NaN for gaps, booleans, or objects that are text or None: the column as a feature."""
+        """(n,) float64 with NaN for gaps, booleans, or objects that are text or None: the column as
+        a feature.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -245,8 +268,13 @@ class RawColumn:
         if gone.all():
             return np.full(len(self), None, dtype=object)
         first = self.cells[int(np.argmin(gone))].as_py()
-        if first in BOOLEANS and _array(pc.match_substring_regex(self.cells, _one_of(BOOLEANS)))[~gone].all():
-            true = pc.match_substring_regex(self.cells, _one_of(word for word, one in BOOLEANS.items() if one))
+        if (
+            first in BOOLEANS
+            and _array(pc.match_substring_regex(self.cells, _one_of(BOOLEANS)))[~gone].all()
+        ):
+            true = pc.match_substring_regex(
+                self.cells, _one_of(word for word, one in BOOLEANS.items() if one)
+            )
             return _with_gaps(_array(true), gone)
         numbers = _known_numbers(self.cells, gone, self.grammar)
         return self.words if numbers is None else numbers
@@ -262,7 +290,9 @@ class RawColumn:
         return self.cells[int(np.argmax(known))].as_py() in BOOLEANS
 
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) float64, NaN for a gap and for what is no number; and (n,) whether a cell is neither. True is 1."""
+        """(n,) float64, NaN for a gap and for what is no number; and (n,) whether a cell is
+        neither. True is 1.
+        """
         values = self.values
         if values.dtype.kind != "O":
             return values.astype(np.float64), np.zeros(len(self), dtype=bool)
@@ -273,7 +303,9 @@ class RawColumn:
             return np.full(len(self), np.nan), ~self.missing  # also of times
         points = _decimal_points(self.cells, self.grammar)
         fits = pc.match_substring_regex(points, f"^({NUMBER})$")
-        found = numbers_in(pc.if_else(fits, points, pa.nulls(len(self), pa.large_string())).cast(pa.float64()))
+        found = numbers_in(
+            pc.if_else(fits, points, pa.nulls(len(self), pa.large_string())).cast(pa.float64())
+        )
         return found, np.isnan(found) & ~self.missing
 
     def in_grammar(self, grammar: Grammar) -> "RawColumn":
@@ -288,12 +320,16 @@ class RawColumn:
             return self
         if self.is_number:
             points = pc.replace_substring(self.cells, self.grammar.decimal, grammar.decimal)
-            return RawColumn.of(self.name, pc.if_else(_mask(self.missing), self.cells, points), grammar)
-        odd = next((w for w in self.counts if grammar.is_number(w) and not self.grammar.is_number(w)), None)
+            return RawColumn.of(
+                self.name, pc.if_else(_mask(self.missing), self.cells, points), grammar
+            )
+        odd = next(
+            (w for w in self.counts if grammar.is_number(w) and not self.grammar.is_number(w)), None
+        )
         if odd is not None:
             raise DataError(
-                f"Column {self.name!r} has {odd[:40]!r}, which is no number with {self.grammar.decimal!r} before the "
-                "decimals: correct it, or data.decimal."
+                f"Column {self.name!r} has {odd[:40]!r}, which is no number with "
+                f"{self.grammar.decimal!r} before the decimals: correct it, or data.decimal."
             )
         return RawColumn(self.name, self.cells, grammar)
 
@@ -319,7 +355,9 @@ class RawColumn:
         """The cells of some rows (r,)."""
         numbers = None if self.parsed is None else self.parsed[rows]
         if isinstance(self.held, OnDisk) and numbers is not None and not np.isnan(numbers).all():
-            return RawColumn(self.name, OnDisk(lambda: self.cells.take(rows)), self.grammar, numbers)
+            return RawColumn(
+                self.name, OnDisk(lambda: self.cells.take(rows)), self.grammar, numbers
+            )
         return RawColumn(self.name, self.cells.take(rows), self.grammar)
 
     @cached_property
@@ -330,11 +368,15 @@ class RawColumn:
         if gone.all() or not self.cells[int(np.argmin(gone))].as_py().endswith(".0"):
             return False
         known = self.cells.filter(_mask(~gone))
-        return bool(pc.all(pc.match_substring_regex(known, r"^[+-]?[0-9]+\.0$"), min_count=1).as_py())
+        return bool(
+            pc.all(pc.match_substring_regex(known, r"^[+-]?[0-9]+\.0$"), min_count=1).as_py()
+        )
 
 
 class Growing:
-    """Numbers that arrive in parts, in one array: parts of their own would leave holes in memory."""
+    """Numbers that arrive in parts, in one array: parts of their own would leave holes
+    in memory.
+    """
 
     def __init__(self, rows: int) -> None:
         """Room for about this many; memory that is not used yet is not taken."""
@@ -375,26 +417,32 @@ def columns_of(table: Table, grammar: Grammar = PLAIN) -> dict[str, RawColumn]:
         table = table.collect()  # of Polars, which reads now
     if not callable(getattr(table, "keys", None)) and not hasattr(table, "columns"):
         raise DataError(
-            "Data must be a path, a mapping of columns, a pandas, Polars or Arrow table, or (X, y), not a "
-            f"{type(table).__name__}."
+            "Data must be a path, a mapping of columns, a pandas, Polars or Arrow table, or (X, "
+            f"y), not a {type(table).__name__}."
         )
     names = getattr(table, "column_names", None)  # of Arrow, whose `columns` are not names
-    keys = list(table.keys() if hasattr(table, "keys") else table.columns if names is None else names)
+    keys = list(
+        table.keys() if hasattr(table, "keys") else table.columns if names is None else names
+    )
     words = ["" if key is None or key != key else plain_name(key) for key in keys]
     refuse_names(words, "The table")
-    return {name: RawColumn.of(name, table[key], grammar) for name, key in zip(words, keys, strict=True)}
+    return {
+        name: RawColumn.of(name, table[key], grammar) for name, key in zip(words, keys, strict=True)
+    }
 
 
 def refuse_names(names: Sequence[str], where: str) -> None:
     """Raise DataError if a column has no name, or two have one."""
     if "" in names:
         raise DataError(
-            f"{where}: column {names.index('') + 1} of {len(names)} has no name; name it, or leave it out (pandas "
-            "writes such a column without index=False)."
+            f"{where}: column {names.index('') + 1} of {len(names)} has no name; name it, or "
+            "leave it out (pandas writes such a column without index=False)."
         )
     if len(set(names)) < len(names):
         twice = next(name for name, count in Counter(names).items() if count > 1)
-        raise DataError(f"{where}: column names must be unique, but {twice!r} repeats; rename all but one.")
+        raise DataError(
+            f"{where}: column names must be unique, but {twice!r} repeats; rename all but one."
+        )
 
 
 def joined(columns: Sequence[RawColumn]) -> RawColumn:
@@ -403,18 +451,27 @@ def joined(columns: Sequence[RawColumn]) -> RawColumn:
 
     if len(columns) == 1:
         return columns[0]
-    if any(isinstance(column.held, OnDisk) for column in columns) and all(c.is_text for c in columns):
+    if any(isinstance(column.held, OnDisk) for column in columns) and all(
+        c.is_text for c in columns
+    ):
         return _joined_on_disk(columns)
     if len({column.cells.type for column in columns}) > 1:
-        number = all(pa.types.is_integer(c.cells.type) or pa.types.is_floating(c.cells.type) for c in columns)
+        number = all(
+            pa.types.is_integer(c.cells.type) or pa.types.is_floating(c.cells.type) for c in columns
+        )
         columns = [
             RawColumn(c.name, c.cells.cast(pa.float64()), c.grammar)
             if number
             else RawColumn.of(c.name, _in_grammar(c), c.grammar)
             for c in columns
         ]
-    return RawColumn(columns[0].name, pa.chunked_array([chunk for c in columns for chunk in c.cells.chunks],
-                                                     columns[0].cells.type), columns[0].grammar)  # fmt: skip
+    return RawColumn(
+        columns[0].name,
+        pa.chunked_array(
+            [chunk for c in columns for chunk in c.cells.chunks], columns[0].cells.type
+        ),
+        columns[0].grammar,
+    )
 
 
 def _joined_on_disk(columns: Sequence[RawColumn]) -> RawColumn:
@@ -422,12 +479,16 @@ def _joined_on_disk(columns: Sequence[RawColumn]) -> RawColumn:
     import pyarrow as pa
 
     def read() -> Any:
-        return pa.chunked_array([chunk for c in columns for chunk in c.cells.chunks], pa.large_string())
+        return pa.chunked_array(
+            [chunk for c in columns for chunk in c.cells.chunks], pa.large_string()
+        )
 
     first = columns[0]
     if not all(c.is_number or c.missing.all() for c in columns):
         return RawColumn(first.name, read(), first.grammar)
-    parsed = np.concatenate([np.full(len(c), np.nan) if c.values.dtype.kind == "O" else c.values for c in columns])
+    parsed = np.concatenate(
+        [np.full(len(c), np.nan) if c.values.dtype.kind == "O" else c.values for c in columns]
+    )
     words = sum((Counter(c.missing_words) for c in columns), Counter[str]())
     padded = next((found for c in columns if (found := c.padded)), "")
     return RawColumn(first.name, OnDisk(read, padded, words), first.grammar, parsed)
@@ -450,7 +511,10 @@ def stacked(tables: Sequence[Mapping[str, RawColumn]]) -> dict[str, RawColumn]:
     sizes = [len(next(iter(table.values()))) for table in tables]
     return {
         name: joined(
-            [table[name] if name in table else first[name].empty(n) for table, n in zip(tables, sizes, strict=True)]
+            [
+                table[name] if name in table else first[name].empty(n)
+                for table, n in zip(tables, sizes, strict=True)
+            ]
         )
         for name in names
     }
@@ -466,10 +530,14 @@ def _cells(name: str, values: Any) -> Any:
         raise DataError(f"Column {name!r} must have one value for each row, not the shape {shape}.")
     if isinstance(values, Mapping | Set):  # df.to_dict() is one of mappings
         raise DataError(
-            f"Column {name!r} must have its values in the order of the rows, not in a {type(values).__name__}."
+            f"Column {name!r} must have its values in the order of the rows, not in a "
+            f"{type(values).__name__}."
         )
     if getattr(getattr(values, "dtype", None), "kind", "") == "c":
-        raise DataError(f"Column {name!r} has complex numbers; give their real and imaginary parts as two columns.")
+        raise DataError(
+            f"Column {name!r} has complex numbers; give their real and imaginary parts as two "
+            "columns."
+        )
     try:
         if isinstance(values, pa.ChunkedArray):
             return values
@@ -480,18 +548,26 @@ def _cells(name: str, values: Any) -> Any:
         if isinstance(held, pa.BaseExtensionType) and held.extension_name.startswith("pandas."):
             raise TypeError("periods and intervals are their text")
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
-    except OSError:  # Polars below 2 says so of types that it does not stream, such as categories in 1.20
+    # Polars below 2 says so of types that it does not stream, such as categories in 1.20
+    except OSError:
         raise DataError(
-            f"Column {name!r} holds values of the type {getattr(values, 'dtype', type(values).__name__)}, which the "
-            "frame's library does not hand over: convert the column to text or numbers, or update that library."
+            f"Column {name!r} holds values of the type "
+            f"{getattr(values, 'dtype', type(values).__name__)}, which the frame's library does "
+            "not hand over: convert the column to text or numbers, or update that library."
         ) from None
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         texts = [_text(value) for value in values]
         try:
             return _chunks(texts)
         except UnicodeEncodeError:
-            odd = next(text for text in texts if text and any("\ud800" <= sign <= "\udfff" for sign in text))
-            raise DataError(f"Column {name!r} has {odd[:40]!a}, which is no Unicode text; correct it.") from None
+            odd = next(
+                text
+                for text in texts
+                if text and any("\ud800" <= sign <= "\udfff" for sign in text)
+            )
+            raise DataError(
+                f"Column {name!r} has {odd[:40]!a}, which is no Unicode text; correct it."
+            ) from None
 
 
 def array_of(values: Any) -> np.ndarray:
@@ -499,7 +575,9 @@ def array_of(values: Any) -> np.ndarray:
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = values if str(values.layout) == "torch.strided" else values.to_dense()
-        return np.asarray((values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy())
+        return np.asarray(
+            (values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy()
+        )
     return values if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
 
 
@@ -512,7 +590,9 @@ def _chunks(texts: Sequence[str | None]) -> Any:
 def _text(value: Any) -> str | None:
     """One object as text; None for a missing one."""
     value = value.item() if hasattr(value, "detach") and value.ndim == 0 else value
-    missing = value is None or (not isinstance(value, str | bytes) and np.ndim(value) == 0 and value != value)
+    missing = value is None or (
+        not isinstance(value, str | bytes) and np.ndim(value) == 0 and value != value
+    )
     return None if missing else str(value)
 
 
@@ -520,7 +600,8 @@ def _plain(name: str, cells: Any) -> Any:
     """Cells of any type without its encoding: text in one type, words in place of their numbers.
 
     Raises:
-        DataError: bytes that are no text in UTF-8, or a type that holds no words, numbers, dates or lists.
+        DataError: bytes that are no text in UTF-8, or a type that holds no words, numbers, dates or
+            lists.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -530,19 +611,28 @@ def _plain(name: str, cells: Any) -> Any:
         if isinstance(cells.type, pa.BaseExtensionType):
             if cells.type.extension_name.startswith("pandas."):
                 raise pa.ArrowNotImplementedError("a period or an interval of pandas")
-            stored = pa.chunked_array([chunk.storage for chunk in cells.chunks], cells.type.storage_type)
+            stored = pa.chunked_array(
+                [chunk.storage for chunk in cells.chunks], cells.type.storage_type
+            )
             plain = not is_type.is_fixed_size_binary(stored.type)
             cells = stored if plain else _chunks([_text(value) for value in cells.to_pylist()])
         if is_type.is_dictionary(cells.type):
             kind = cells.type.value_type
             if is_type.is_string_view(kind):  # of Polars; Arrow does not take views by number
                 kind = pa.large_string()
-            cells = pa.chunked_array([c.dictionary.cast(kind).take(c.indices) for c in cells.chunks], kind)
+            cells = pa.chunked_array(
+                [c.dictionary.cast(kind).take(c.indices) for c in cells.chunks], kind
+            )
         if is_type.is_run_end_encoded(cells.type):
             cells = pc.run_end_decode(cells)
         if is_type.is_fixed_size_binary(cells.type):
             cells = cells.cast(pa.binary())
-        texts = (is_type.is_null, is_type.is_string, is_type.is_large_string, is_type.is_string_view)
+        texts = (
+            is_type.is_null,
+            is_type.is_string,
+            is_type.is_large_string,
+            is_type.is_string_view,
+        )
         if any(found(cells.type) for found in texts):
             return cells.cast(pa.large_string())
         if is_type.is_binary_view(cells.type):
@@ -557,8 +647,8 @@ def _plain(name: str, cells: Any) -> Any:
             raise pa.ArrowNotImplementedError("no single value")
     except (pa.ArrowException, UnicodeDecodeError):
         raise DataError(
-            f"Column {name!r} holds values of the type {cells.type}, which are no words, numbers or dates; convert "
-            "them to text, or leave the column out."
+            f"Column {name!r} holds values of the type {cells.type}, which are no words, numbers "
+            "or dates; convert them to text, or leave the column out."
         ) from None
     return cells
 
@@ -577,7 +667,9 @@ def _without(cells: Any, grammar: Grammar) -> Any:
 
 
 def _parsed(cells: Any, grammar: Grammar) -> np.ndarray | None:
-    """(n,) float64 of text that is all finite numbers of the usual grammar; None for other cells."""
+    """(n,) float64 of text that is all finite numbers of the usual grammar; None for
+    other cells.
+    """
     import pyarrow as pa
 
     if not pa.types.is_large_string(cells.type) or cells.null_count or not len(cells):
@@ -585,20 +677,26 @@ def _parsed(cells: Any, grammar: Grammar) -> np.ndarray | None:
     if grammar.decimal != "." or any(map(is_number, grammar.missing_words)):
         return None
     try:
-        numbers = _array(cells.cast(pa.float64()))  # takes what `NUMBER` does, and inf and nan; no spaces
+        # takes what `NUMBER` does, and inf and nan; no spaces
+        numbers = _array(cells.cast(pa.float64()))
     except pa.ArrowInvalid:
         return None
     return numbers if np.isfinite(numbers).all() else None
 
 
-def numbers_or_gaps(cells: Any, grammar: Grammar) -> tuple[np.ndarray, Mapping[str, int], str] | None:
-    """Of texts (n,) that are numbers or gaps alone: (n,) float64 with NaN for a gap, the missing words -> how often,
-    and `RawColumn.padded`; None of others."""
+def numbers_or_gaps(
+    cells: Any, grammar: Grammar
+) -> tuple[np.ndarray, Mapping[str, int], str] | None:
+    """Of texts (n,) that are numbers or gaps alone: (n,) float64 with NaN for a gap, the missing
+    words -> how often, and `RawColumn.padded`; None of others.
+    """
     numbers = _parsed(cells, grammar)
     if numbers is None:
         cells = _stripped(cells)
         gone = _gone(cells, grammar)
-        numbers = np.full(len(cells), np.nan) if gone.all() else _known_numbers(cells, gone, grammar)
+        numbers = (
+            np.full(len(cells), np.nan) if gone.all() else _known_numbers(cells, gone, grammar)
+        )
     if numbers is None:
         return None
     column = RawColumn("", cells, grammar, numbers)
@@ -606,7 +704,9 @@ def numbers_or_gaps(cells: Any, grammar: Grammar) -> tuple[np.ndarray, Mapping[s
 
 
 def _gone(cells: Any, grammar: Grammar) -> np.ndarray:
-    """(n,) whether each text is empty or a missing word. An array of words would make PyArrow import pandas."""
+    """(n,) whether each text is empty or a missing word. An array of words would make PyArrow
+    import pandas.
+    """
     import pyarrow.compute as pc
 
     words = ("", *grammar.missing_words)
@@ -623,11 +723,14 @@ def _known_numbers(cells: Any, gone: np.ndarray, grammar: Grammar) -> np.ndarray
     import pyarrow.compute as pc
 
     try:
-        known = pc.if_else(_mask(gone), pa.nulls(len(cells), pa.large_string()), _decimal_points(cells, grammar))
+        known = pc.if_else(
+            _mask(gone), pa.nulls(len(cells), pa.large_string()), _decimal_points(cells, grammar)
+        )
         numbers = numbers_in(known.cast(pa.float64()))
     except pa.ArrowInvalid:
         return None
-    odd = np.flatnonzero(~np.isfinite(numbers) & ~gone)  # 1e400 is a number that is refused later, inf is a word
+    # 1e400 is a number that is refused later, inf is a word
+    odd = np.flatnonzero(~np.isfinite(numbers) & ~gone)
     return numbers if all(grammar.is_number(cells[int(row)].as_py()) for row in odd) else None
 
 
@@ -635,7 +738,11 @@ def _decimal_points(cells: Any, grammar: Grammar) -> Any:
     """Texts with a decimal point; where the sign is a comma, a point makes no number."""
     import pyarrow.compute as pc
 
-    return cells if grammar.decimal == "." else pc.replace_substring(pc.replace_substring(cells, ".", "_"), ",", ".")
+    return (
+        cells
+        if grammar.decimal == "."
+        else pc.replace_substring(pc.replace_substring(cells, ".", "_"), ",", ".")
+    )
 
 
 def _padded(cells: Any) -> str:
@@ -650,7 +757,9 @@ def _shared(numbers: np.ndarray) -> Any:
     """Arrow's cells of float64 (n,), in the same memory."""
     import pyarrow as pa
 
-    return pa.chunked_array([pa.Array.from_buffers(pa.float64(), len(numbers), [None, pa.py_buffer(numbers)])])
+    return pa.chunked_array(
+        [pa.Array.from_buffers(pa.float64(), len(numbers), [None, pa.py_buffer(numbers)])]
+    )
 
 
 def _stripped(cells: Any) -> Any:
@@ -667,12 +776,18 @@ def numbers_in(cells: Any) -> np.ndarray:
 
     if pa.types.is_duration(cells.type):
         units = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
-        return _array(cells.cast(pa.int64()).cast(pa.float64(), safe=False)) / units[cells.type.unit]
-    return _array(cells if pa.types.is_float64(cells.type) else cells.cast(pa.float64(), safe=False))
+        return (
+            _array(cells.cast(pa.int64()).cast(pa.float64(), safe=False)) / units[cells.type.unit]
+        )
+    return _array(
+        cells if pa.types.is_float64(cells.type) else cells.cast(pa.float64(), safe=False)
+    )
 
 
 def _array(cells: Any) -> np.ndarray:
-    """(n,) booleans or float64 of Arrow's cells, False or NaN for a gap. PyArrow's own way imports pandas."""
+    """(n,) booleans or float64 of Arrow's cells, False or NaN for a gap. PyArrow's own way imports
+    pandas.
+    """
     import pyarrow as pa
 
     bits = pa.types.is_boolean(cells.type)
@@ -706,14 +821,17 @@ def _objects(cells: Any) -> list[str]:
 
 
 def _encoded(cells: Any) -> tuple[np.ndarray, list[Any]]:
-    """(n,) int32 places of cells among the different ones, whose number is that of a gap; and these in order of their
-    first row."""
+    """(n,) int32 places of cells among the different ones, whose number is that of a gap; and these
+    in order of their first row.
+    """
     import pyarrow as pa
 
     chunk = pa.chunked_array([cells.combine_chunks()]).chunk(0).dictionary_encode()
     places = np.frombuffer(chunk.indices.buffers()[1] or b"", np.int32)[: len(chunk)]
     if chunk.null_count:
-        places = np.where(_bits(chunk.indices.buffers()[0])[: len(chunk)], places, np.int32(len(chunk.dictionary)))
+        places = np.where(
+            _bits(chunk.indices.buffers()[0])[: len(chunk)], places, np.int32(len(chunk.dictionary))
+        )
     return places, chunk.dictionary.to_pylist()
 
 
@@ -721,7 +839,9 @@ def _lengths(cells: Any) -> np.ndarray:
     """(n,) bytes of each text."""
     parts = [np.empty(0, np.int64)]
     for chunk in cells.chunks:
-        ends = np.frombuffer(chunk.buffers()[1], np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
+        ends = np.frombuffer(chunk.buffers()[1], np.int64)[
+            chunk.offset : chunk.offset + len(chunk) + 1
+        ]
         parts.append(np.diff(ends))
     return np.concatenate(parts)
 
@@ -735,8 +855,8 @@ def _number_texts(name: str, numbers: np.ndarray) -> list[str]:
     known = numbers[~np.isnan(numbers)]
     if (large := known[(np.abs(known) >= _WHOLE) & np.isfinite(known)]).size:
         raise DataError(
-            f"Column {name!r} holds floats such as {large[0]:.0f}, which do not tell whole numbers of 2**53 or more "
-            "apart: read the column as text or whole numbers."
+            f"Column {name!r} holds floats such as {large[0]:.0f}, which do not tell whole "
+            "numbers of 2**53 or more apart: read the column as text or whole numbers."
         )
     if np.array_equal(known, np.floor(known)) and (np.abs(known) < _WHOLE).all():
         return ["" if number != number else str(int(number)) for number in numbers.tolist()]
@@ -761,7 +881,9 @@ def _times_as_text(cells: Any) -> Any:
     if not zone and pc.all(pc.equal(days.cast(cells.type), cells)).as_py() is not False:
         return days.cast(pa.large_string())
     text = pc.replace_substring_regex(cells.cast(pa.large_string()), r"\.0+$", "")
-    return pc.binary_join_element_wise(text, pa.scalar(zone, pa.large_string()), pa.scalar("", pa.large_string()))
+    return pc.binary_join_element_wise(
+        text, pa.scalar(zone, pa.large_string()), pa.scalar("", pa.large_string())
+    )
 
 
 def _one_of(words: Iterable[str]) -> str:

@@ -25,7 +25,9 @@ class Dataset:
 
     name: str
     x: np.ndarray
-    """(n, C, H, W) uint8 or float32 images, (n, F) float32 columns, or (n, F, L) float32 series; C-contiguous."""
+    """(n, C, H, W) uint8 or float32 images, (n, F) float32 columns, or (n, F, L) float32 series;
+    C-contiguous.
+    """
     y: np.ndarray
     """(n,) int64 labels, 0..K-1, or float64 numbers to predict, in their own unit."""
     classes: tuple[str, ...]
@@ -43,19 +45,25 @@ class Dataset:
     owners: tuple[str, ...] = ()
     """Names of the owners, if they are known: row i belongs to `owners[groups[i]]`."""
     fill: Fill = ""
-    """The replacement of missing numbers in a table, which are NaN until it is standardized; "" for none."""
+    """The replacement of missing numbers in a table, which are NaN until it is standardized; "" for
+    none.
+    """
     notes: tuple[str, ...] = ()
     """Notes on the decisions that were made when the data was read."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """The encoding of a user's table, as plain JSON values: `TableEncoder.from_dict` reads it."""
     fits: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...] = ()
-    """The fill (F,), shift and scale of a table's columns: one for each owner, by which x is scaled already, or one for
-    all, by which only missing numbers are filled."""
+    """The fill (F,), shift and scale of a table's columns: one for each owner, by which x is scaled
+    already, or one for all, by which only missing numbers are filled.
+    """
     words: tuple[tuple[str, ...], ...] = ()
-    """For each column of a table as it was read, the words of a category, whose values are 0, 1, …; () for numbers.
-    Empty for encoded columns."""
+    """For each column of a table as it was read, the words of a category, whose values are 0, 1, …;
+    () for numbers. Empty for encoded columns.
+    """
     offset: np.ndarray | None = None
-    """(F,) float64: what was subtracted from each column of x, so that float32 tells its numbers apart; None for 0."""
+    """(F,) float64: what was subtracted from each column of x, so that float32 tells its numbers
+    apart; None for 0.
+    """
     ready: bool = False
     """Whether rows are inputs of networks as they are, so that they are not standardized."""
     target: tuple[float, float] = (0.0, 1.0)
@@ -88,7 +96,9 @@ class Dataset:
         return strata_of(self.y, self.classes)
 
     def with_target(self, rows: np.ndarray) -> "Dataset":
-        """The same rows with `target` set to mean and s.d. over `rows` (r,), r >= 1; of classes unchanged."""
+        """The same rows with `target` set to mean and s.d. over `rows` (r,), r >= 1; of classes
+        unchanged.
+        """
         if self.classes:
             return self
         spread = float(self.y[rows].std())
@@ -103,8 +113,8 @@ class Dataset:
     def standardized(self, rows: np.ndarray) -> "Dataset":
         """The same rows with shift and scale set to the mean and s.d. of each column over `rows`.
 
-        Images, and rows that are `ready`, keep their shift and scale: statistics of the pixels would have to be pooled
-        from the clients.
+        Images, and rows that are `ready`, keep their shift and scale: statistics of the pixels
+        would have to be pooled from the clients.
 
         Args:
             rows: (r,) row numbers, r >= 1. A column that is constant over them gets scale 1.
@@ -112,16 +122,21 @@ class Dataset:
         if self.kind == "image" or self.ready:
             return self
         if len(rows) == 0:
-            raise DataError(f"Data set {self.name!r}: standardizing needs at least one row, but none was given.")
+            raise DataError(
+                f"Data set {self.name!r}: standardizing needs at least one row, but none was given."
+            )
         if self.fill:
             fill, shift, scale = fit_columns(self.x[rows], self.fill)
             x = np.where(np.isnan(self.x), fill, self.x)
-            return replace(self, x=x, shift=shift, scale=scale, fill="", fits=((fill, shift, scale),))
+            return replace(
+                self, x=x, shift=shift, scale=scale, fill="", fits=((fill, shift, scale),)
+            )
         shift, scale = moments(self.x[rows])
         return replace(self, shift=shift, scale=scale)
 
     def standardized_by_owner(self, train: np.ndarray) -> "Dataset":
-        """The same rows, each column filled and scaled by its owner's own rows among `train` (r,): see `fits`.
+        """The same rows, each column filled and scaled by its owner's own rows among `train` (r,):
+        see `fits`.
 
         An owner without such rows is filled and scaled by all its rows.
         """
@@ -161,8 +176,9 @@ DatasetLike: TypeAlias = Dataset | DatasetInfo
 
 
 def fit_columns(x: np.ndarray, fill: Fill) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The replacement of missing numbers in each column of rows (r, F), 0 in an empty one; and the `moments`
-    afterwards."""
+    """The replacement of missing numbers in each column of rows (r, F), 0 in an empty one; and the
+    `moments` afterwards.
+    """
     empty = np.isnan(x).all(axis=0)
     known = np.where(empty, np.float32(0), x)
     if fill == "median":
@@ -176,9 +192,11 @@ def fit_columns(x: np.ndarray, fill: Fill) -> tuple[np.ndarray, np.ndarray, np.n
 def unscaled(
     shift: np.ndarray, scale: np.ndarray, columns: Sequence[str], optional: Collection[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Shift and scale (F,), but 0 and 1 for the columns that say where a value of `optional` columns is missing.
+    """Shift and scale (F,), but 0 and 1 for the columns that say where a value of `optional`
+    columns is missing.
 
-    Where an owner lacks a column they are 1 in all its rows, which its own mean would make 0, as where none is missing.
+    Where an owner lacks a column they are 1 in all its rows, which its own mean would make 0, as
+    where none is missing.
     """
     marks = {f"{name} missing" for name in optional} | {f"{name}={MISSING}" for name in optional}
     marked = np.array([column in marks for column in columns], dtype=bool)
@@ -200,33 +218,57 @@ def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def pixel_scaling(channels: int, half_range: float = 127.5) -> tuple[np.ndarray, np.ndarray]:
     """Shift and scale (C,) float32 that map pixels 0..2 * half_range to -1..1."""
-    return np.full(channels, half_range, dtype=np.float32), np.full(channels, half_range, dtype=np.float32)
+    return np.full(channels, half_range, dtype=np.float32), np.full(
+        channels, half_range, dtype=np.float32
+    )
 
 
 def image_dataset(
-    name: str, x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], *, half_range: float = 127.5, **more: Any
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    classes: tuple[str, ...],
+    *,
+    half_range: float = 127.5,
+    **more: Any,
 ) -> Dataset:
-    """Images (n, C, H, W) with pixels 0..2 * half_range, which a network receives as -1..1; `more` as in `Dataset`."""
+    """Images (n, C, H, W) with pixels 0..2 * half_range, which a network receives as -1..1; `more`
+    as in `Dataset`.
+    """
     shift, scale = pixel_scaling(x.shape[1], half_range)
     return Dataset(name, x, y, classes, shift, scale, **more)
 
 
 def table_dataset(
-    name: str, x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], columns: tuple[str, ...], **more: Any
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    classes: tuple[str, ...],
+    columns: tuple[str, ...],
+    **more: Any,
 ) -> Dataset:
     """A table (n, F), not standardized; see `Dataset.standardized`. `more` as in `Dataset`."""
     zeros, ones = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
     return Dataset(name, x, y, classes, zeros, ones, columns=columns, **more)
 
 
-def array_problem(x: np.ndarray, shift: np.ndarray, scale: np.ndarray, *, gaps: bool = False) -> str:
-    """The problem with rows and their scaling, or ""; with `gaps`, a number may be missing (NaN)."""
+def array_problem(
+    x: np.ndarray, shift: np.ndarray, scale: np.ndarray, *, gaps: bool = False
+) -> str:
+    """The problem with rows and their scaling, or ""; with `gaps`, a number may be
+    missing (NaN).
+    """
     if (x.ndim, x.dtype) not in _SHAPES:
-        return f"x must be (n, C, H, W) uint8 or (n, F) float32, not {x.shape} {x.dtype}; convert it first"
+        return (
+            f"x must be (n, C, H, W) uint8 or (n, F) float32, not {x.shape} {x.dtype}; convert "
+            "it first"
+        )
     if not x.flags.c_contiguous:
         return "x must be C-contiguous; use np.ascontiguousarray"
     if not (shift.shape == scale.shape == x.shape[1:2]):
-        return f"shift and scale must be {x.shape[1:2]}, but they are {shift.shape} and {scale.shape}"
+        return (
+            f"shift and scale must be {x.shape[1:2]}, but they are {shift.shape} and {scale.shape}"
+        )
     if not (np.isfinite(shift).all() and np.isfinite(scale).all()):
         return "shift and scale must be finite"
     if not (scale > 0).all():
@@ -237,7 +279,9 @@ def array_problem(x: np.ndarray, shift: np.ndarray, scale: np.ndarray, *, gaps: 
 
 
 def _problems(data: Dataset) -> Iterator[str]:
-    """Problems with a data set. Later checks assume that the earlier ones passed, so only the first is reported."""
+    """Problems with a data set. Later checks assume that the earlier ones passed, so only the first
+    is reported.
+    """
     y, n, classes = data.y, len(data.y), len(data.classes)
     if n == 0:
         yield "it has no rows"
@@ -246,18 +290,28 @@ def _problems(data: Dataset) -> Iterator[str]:
     if y.shape != (len(data.x),):
         yield f"x has {len(data.x)} rows, but y has the shape {y.shape}"
     if y.dtype != (np.int64 if classes else np.float64):
-        yield f"labels must be int64 classes, or float64 numbers without names of classes, not {y.dtype}"
+        yield (
+            "labels must be int64 classes, or float64 numbers without names of classes, not "
+            f"{y.dtype}"
+        )
     if classes == 1:
         yield f"it needs at least 2 classes, but has {data.classes}"
     if not classes and not np.isfinite(y).all():
         yield "numbers to predict must be finite"
     if not classes and not (np.isfinite(data.target).all() and data.target[1] > 0):
-        yield f"the target's shift and scale must be finite, and the scale above 0, not {data.target}"
+        yield (
+            f"the target's shift and scale must be finite, and the scale above 0, not {data.target}"
+        )
     if classes and (y.min() < 0 or y.max() >= classes):
-        yield f"labels must be in 0..{classes - 1}, one for each class, but range from {y.min()} to {y.max()}"
+        yield (
+            f"labels must be in 0..{classes - 1}, one for each class, but range from {y.min()} "
+            f"to {y.max()}"
+        )
     if data.groups is not None and data.groups.shape != y.shape:
         yield f"groups must give an owner for each of the {n} rows"
-    if data.owners and (data.groups is None or not 0 <= data.groups.min() <= data.groups.max() < len(data.owners)):
+    if data.owners and (
+        data.groups is None or not 0 <= data.groups.min() <= data.groups.max() < len(data.owners)
+    ):
         yield f"groups must be in 0..{len(data.owners) - 1}, one for each owner"
     if not _valid_rows(data.test, n):
         yield f"test must hold distinct row numbers from 0 to {n - 1}"

@@ -1,8 +1,9 @@
-"""Encodes raw columns as one matrix of numbers, by one rule per column that is fitted once and saved as JSON.
+"""Encodes raw columns as one matrix of numbers, by one rule per column that is fitted once and
+saved as JSON.
 
-The rules are those of scikit-learn's OneHotEncoder(min_frequency) and SimpleImputer(add_indicator), with a logarithm
-for heavy tails. They are implemented in NumPy, because rules must load from JSON without pickle, and because
-importing scikit-learn takes seconds.
+The rules are those of scikit-learn's OneHotEncoder(min_frequency) and SimpleImputer(add_indicator),
+with a logarithm for heavy tails. They are implemented in NumPy, because rules must load from JSON
+without pickle, and because importing scikit-learn takes seconds.
 """
 
 from collections import Counter
@@ -61,7 +62,11 @@ class RawNumber:
         numbers, wrong = as_numbers(self.name, values)
         if self.gaps:
             refuse_rows(self.name, "a number, or nothing,", wrong)
-        refuse_rows(self.name, "a finite number", ~(np.abs(numbers) < LARGEST) & ~(self.gaps & np.isnan(numbers)))
+        refuse_rows(
+            self.name,
+            "a finite number",
+            ~(np.abs(numbers) < LARGEST) & ~(self.gaps & np.isnan(numbers)),
+        )
         return self._marked(numbers)
 
     def encode_any(self, values: RawColumn) -> np.ndarray:
@@ -107,8 +112,9 @@ class ScaledNumber:
 
 @dataclass(frozen=True)
 class ScaledDate:
-    """A column of dates, whose training rows are known: the year as `ScaledNumber`, and the points of circles of
-    `DateParts`, which are 0 for a missing date."""
+    """A column of dates, whose training rows are known: the year as `ScaledNumber`, and the points
+    of circles of `DateParts`, which are 0 for a missing date.
+    """
 
     name: str
     order: Order
@@ -128,7 +134,9 @@ class ScaledDate:
         """(n, 8..10) float32 from (n,) raw values. Raises DataError for a value that is no date."""
         numbers = self._parts.encode(values)
         return np.concatenate(
-            [self.year.encode(numbers[:, 0]), np.nan_to_num(numbers[:, 1:])], axis=1, dtype=np.float32
+            [self.year.encode(numbers[:, 0]), np.nan_to_num(numbers[:, 1:])],
+            axis=1,
+            dtype=np.float32,
         )
 
 
@@ -139,12 +147,15 @@ class OneHot:
     name: str
     words: tuple[str, ...]
     other: bool = False
-    """Whether rare and unknown words share a column; otherwise an unknown word is 0 in all columns."""
+    """Whether rare and unknown words share a column; otherwise an unknown word is 0 in all columns.
+    """
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the encoded columns."""
-        return tuple(f"{self.name}={word}" for word in (*self.words, *([OTHER] if self.other else [])))
+        return tuple(
+            f"{self.name}={word}" for word in (*self.words, *([OTHER] if self.other else []))
+        )
 
     def unknown(self, values: np.ndarray | RawColumn) -> np.ndarray:
         """(n,) bool, whether each of (n,) raw values is not among the words."""
@@ -158,7 +169,9 @@ class OneHot:
         return hot if self.other else hot[:, :-1]
 
     def places(self, values: np.ndarray | RawColumn) -> np.ndarray:
-        """(n,) float32 places of the raw values (n,) among the words, NaN for a missing or unknown one."""
+        """(n,) float32 places of the raw values (n,) among the words, NaN for a missing or unknown
+        one.
+        """
         codes = self._codes(values)
         found = codes.astype(np.float32)
         found[codes == len(self.words)] = np.nan
@@ -167,9 +180,13 @@ class OneHot:
         return found
 
     def _codes(self, values: np.ndarray | RawColumn) -> np.ndarray:
-        """(n,) int64 places among the words, their number for an unknown one. A word that differs from a known one by
-        the ".0" that pandas writes counts as this, so that a row's code does not depend on other rows."""
-        words = filled(values.written) if isinstance(values, RawColumn) else as_words(self.name, values)
+        """(n,) int64 places among the words, their number for an unknown one. A word that differs
+        from a known one by the ".0" that pandas writes counts as this, so that a row's code does
+        not depend on other rows.
+        """
+        words = (
+            filled(values.written) if isinstance(values, RawColumn) else as_words(self.name, values)
+        )
         places = {word: place for place, word in enumerate(self.words)}
         found = {word: places.get(known_word(places, word), len(places)) for word in {*words}}
         return np.fromiter(map(found.__getitem__, words), np.int64, len(words))
@@ -191,7 +208,8 @@ class TableEncoder:
         """Numbers unchanged, and text one-hot encoded in the order of the words.
 
         Args:
-            columns: name -> (n,) numbers, booleans, or objects that are text or None. Missing text is the word "?".
+            columns: name -> (n,) numbers, booleans, or objects that are text or None. Missing text
+                is the word "?".
 
         Raises:
             DataError: no columns, more than 1000 different words in a column, or another type.
@@ -217,11 +235,13 @@ class TableEncoder:
     ) -> "TableEncoder":
         """Fit the rules on some rows.
 
-        Numbers: missing values become the median, and a column "<name> missing" marks them if a fitted row lacks one.
-        If the absolute skewness exceeds 3 and a logarithm reduces it, sign(v) log(1 + |v|) replaces v. Then mean 0 and
-        s.d. 1. Words: stripped; a missing value is the word "?"; words of fewer than `rare` fitted rows, and unknown
-        words, share the column "other". Dates: see `ScaledDate`. Sentences: see `HashedText`. Constant columns are
-        dropped. The type of a column depends on all its rows: see `typed`.
+        Numbers: missing values become the median, and a column "<name> missing" marks them if a
+        fitted row lacks one. If the absolute skewness exceeds 3 and a logarithm reduces it, sign(v)
+        log(1 + |v|) replaces v. Then mean 0 and
+        s.d. 1. Words: stripped; a missing value is the word "?"; words of fewer than `rare` fitted
+        rows, and unknown words, share the column "other". Dates: see `ScaledDate`. Sentences: see
+        `HashedText`. Constant columns are dropped. The type of a column depends on all its rows:
+        see `typed`.
 
         Args:
             columns: name -> (n,) numbers, booleans, or objects that are text or None.
@@ -231,8 +251,8 @@ class TableEncoder:
             grammar: by which cells were read.
 
         Raises:
-            DataError: no rows, a column that is neither numbers nor text, a column of numbers or dates with a few
-                words, or only constant columns.
+            DataError: no rows, a column that is neither numbers nor text, a column of numbers or
+                dates with a few words, or only constant columns.
         """
         if len(rows) == 0:
             raise DataError("A table's encoder needs at least one row to fit on.")
@@ -244,7 +264,9 @@ class TableEncoder:
         }
         dropped = tuple(name for name, rule in fitted.items() if rule is None)
         if len(dropped) == len(fitted):
-            raise DataError(f"A party needs a column that is not constant, but all of {list(dropped)} are.")
+            raise DataError(
+                f"A party needs a column that is not constant, but all of {list(dropped)} are."
+            )
         return cls(tuple(rule for rule in fitted.values() if rule is not None), dropped)
 
     @property
@@ -256,30 +278,35 @@ class TableEncoder:
         """(n, F) float32, C-contiguous and finite. Columns without a rule are ignored.
 
         Args:
-            columns: name -> (n,) numbers, booleans, or objects that are text or None; or a `RawColumn`.
+            columns: name -> (n,) numbers, booleans, or objects that are text or None; or a
+                `RawColumn`.
 
         Raises:
-            DataError: a column is missing, has another type or length, or numbers that float32 cannot tell apart.
+            DataError: a column is missing, has another type or length, or numbers that float32
+                cannot tell apart.
         """
         x, offset = self.centered(columns)
         if offset.any():
             name = self.names[int(np.flatnonzero(offset)[0])]
             raise DataError(
-                f"Column {name!r} has numbers that differ little for their size, such as {offset.max():.0f}: subtract "
-                "the same number from them in all files."
+                f"Column {name!r} has numbers that differ little for their size, such as "
+                f"{offset.max():.0f}: subtract the same number from them in all files."
             )
         return x
 
     def centered(self, columns: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """(n, F) float32 as of `transform`, and (F,) float64: what is subtracted from each column because float32 could
-        not tell its numbers apart otherwise, such as 1e9 + {0, 1, 2}; 0 for others.
+        """(n, F) float32 as of `transform`, and (F,) float64: what is subtracted from each column
+        because float32 could not tell its numbers apart otherwise, such as 1e9 + {0, 1, 2}; 0 for
+        others.
 
         Raises:
             DataError: a column is missing, or has another type or length.
         """
         for rule in self.columns:
             if rule.name not in columns:
-                raise DataError(f"Column {rule.name!r} is missing.{did_you_mean(rule.name, columns)}")
+                raise DataError(
+                    f"Column {rule.name!r} is missing.{did_you_mean(rule.name, columns)}"
+                )
         parts, offsets = {}, []
         for rule in self.columns:
             part = rule.encode(columns[rule.name])
@@ -293,12 +320,15 @@ class TableEncoder:
         lengths = {name: len(part) for name, part in parts.items()}
         if len(set(lengths.values())) > 1:
             raise DataError(f"All columns must have the same number of rows, but have {lengths}.")
-        return np.ascontiguousarray(np.concatenate(list(parts.values()), axis=1)), np.concatenate(offsets)
+        return np.ascontiguousarray(np.concatenate(list(parts.values()), axis=1)), np.concatenate(
+            offsets
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The rules as plain JSON values."""
         rules = [
-            asdict(rule) | ({"words": list(rule.words)} if isinstance(rule, OneHot) else {}) for rule in self.columns
+            asdict(rule) | ({"words": list(rule.words)} if isinstance(rule, OneHot) else {})
+            for rule in self.columns
         ]
         return {"columns": rules, "dropped": list(self.dropped)}
 
@@ -313,7 +343,9 @@ class TableEncoder:
             columns = tuple(_rule(dict(column)) for column in rules["columns"])
             return cls(columns, tuple(str(name) for name in rules["dropped"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"The rules of a table's encoder are invalid; save the party again ({error!r}).") from error
+            raise DataError(
+                f"The rules of a table's encoder are invalid; save the party again ({error!r})."
+            ) from error
 
 
 def _categories(name: str, values: np.ndarray) -> tuple[str, ...]:
@@ -321,15 +353,17 @@ def _categories(name: str, values: np.ndarray) -> tuple[str, ...]:
     words = np.unique(values).tolist()
     if len(words) > _MOST_CATEGORIES:
         raise DataError(
-            f"A category may have at most {_MOST_CATEGORIES} different words, but column {name!r} has {len(words)} in "
-            f"{len(values)} rows: drop it, group the words first, or set data.encode.{name} = 'text'."
+            f"A category may have at most {_MOST_CATEGORIES} different words, but column "
+            f"{name!r} has {len(words)} in {len(values)} rows: drop it, group the words first, "
+            f"or set data.encode.{name} = 'text'."
         )
     return tuple(words)
 
 
 def undo(data: Dataset) -> Dataset:
-    """The data set with one column for each raw one: see `decoded`. Pictures, and tables that were given as numbers,
-    stay as they are."""
+    """The data set with one column for each raw one: see `decoded`. Pictures, and tables that were
+    given as numbers, stay as they are.
+    """
     if not data.recipe:
         return data
     rules = TableEncoder.from_dict(data.recipe).columns
@@ -337,7 +371,16 @@ def undo(data: Dataset) -> Dataset:
     offset = None if data.offset is None else _raw_offset(rules, data.offset)
     plain = np.zeros(len(names), np.float32)
     fill: Fill = data.fill or "median" if np.isnan(x).any() else ""
-    return replace(data, x=x, shift=plain, scale=plain + 1, columns=names, words=words, fill=fill, offset=offset)
+    return replace(
+        data,
+        x=x,
+        shift=plain,
+        scale=plain + 1,
+        columns=names,
+        words=words,
+        fill=fill,
+        offset=offset,
+    )
 
 
 def _raw_offset(rules: Sequence[ColumnEncoder], offset: np.ndarray) -> np.ndarray:
@@ -364,10 +407,12 @@ def encode_table(table: RawTable) -> Dataset:
 
 
 def encode_own(found: Understanding) -> Dataset:
-    """A user's table: numbers as they are, words of a category one-hot, text and dates by fixed encoders.
+    """A user's table: numbers as they are, words of a category one-hot, text and dates by fixed
+    encoders.
 
-    The words are those of all rows. Missing numbers are NaN until the data set is standardized: what replaces them and
-    the scale of each column are fitted later, on rows that are then known to be public or of one owner.
+    The words are those of all rows. Missing numbers are NaN until the data set is standardized:
+    what replaces them and the scale of each column are fitted later, on rows that are then known to
+    be public or of one owner.
 
     Raises:
         DataError: numbers are missing, and `data.missing` is "refuse".
@@ -376,18 +421,33 @@ def encode_own(found: Understanding) -> Dataset:
     encoder, gaps = _own_encoder(found, table.columns)
     x, offset = encoder.centered(table.columns)
     grammar, missing = found.options.grammar, found.options.fills
-    recipe = {**encoder.to_dict(), "missing_words": list(grammar.missing_words), "decimal": grammar.decimal}
+    recipe = {
+        **encoder.to_dict(),
+        "missing_words": list(grammar.missing_words),
+        "decimal": grammar.decimal,
+    }
     recipe |= {"optional": list(found.optional)} if found.optional else {}
     fill: Fill = "" if not gaps else "most-frequent" if missing == "most-frequent" else "median"
     return table_dataset(
-        table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups,
-        owners=table.owners, fill=fill, notes=found.notes, recipe=recipe, offset=offset if offset.any() else None,
+        table.name,
+        x,
+        table.y,
+        table.classes,
+        encoder.names,
+        test=table.test,
+        groups=table.groups,
+        owners=table.owners,
+        fill=fill,
+        notes=found.notes,
+        recipe=recipe,
+        offset=offset if offset.any() else None,
         label=found.label,
-    )  # fmt: skip
+    )
 
 
 def plain_own(found: Understanding, columns: dict[str, np.ndarray]) -> Dataset:
-    """The rows, columns and words of `undo(encode_own(found))`, in the memory of a table of float64 at most.
+    """The rows, columns and words of `undo(encode_own(found))`, in the memory of a table of float64
+    at most.
 
     Args:
         found: of the table.
@@ -397,11 +457,18 @@ def plain_own(found: Understanding, columns: dict[str, np.ndarray]) -> Dataset:
         DataError: as `encode_own`.
     """
     encoder, _ = _own_encoder(found, columns)
-    parts, words, names, offset = list[np.ndarray](), list[tuple[str, ...]](), list[str](), list[float]()
+    parts = list[np.ndarray]()
+    words = list[tuple[str, ...]]()
+    names = list[str]()
+    offset = list[float]()
     for rule in encoder.columns:
         values = columns.pop(rule.name)
         if isinstance(rule, OneHot):
-            parts, words, names = [*parts, rule.places(values)[:, None]], [*words, rule.words], [*names, rule.name]
+            parts, words, names = (
+                [*parts, rule.places(values)[:, None]],
+                [*words, rule.words],
+                [*names, rule.name],
+            )
             offset.append(0.0)
         else:
             encoded, its_offset = TableEncoder((rule,)).centered({rule.name: values})
@@ -415,22 +482,38 @@ def plain_own(found: Understanding, columns: dict[str, np.ndarray]) -> Dataset:
         at += part.shape[1]
     table, fill = found.table, "median" if np.isnan(x).any() else ""
     return table_dataset(
-        table.name, x, table.y, table.classes, tuple(names), groups=table.groups, owners=table.owners, fill=fill,
-        notes=found.notes, label=found.label, words=tuple(words), offset=np.array(offset) if any(offset) else None,
-    )  # fmt: skip
+        table.name,
+        x,
+        table.y,
+        table.classes,
+        tuple(names),
+        groups=table.groups,
+        owners=table.owners,
+        fill=fill,
+        notes=found.notes,
+        label=found.label,
+        words=tuple(words),
+        offset=np.array(offset) if any(offset) else None,
+    )
 
 
-def _own_encoder(found: Understanding, columns: Mapping[str, np.ndarray]) -> tuple[TableEncoder, dict[str, int]]:
+def _own_encoder(
+    found: Understanding, columns: Mapping[str, np.ndarray]
+) -> tuple[TableEncoder, dict[str, int]]:
     """The rules of a user's columns, and the columns with missing numbers -> how many."""
     table, missing = found.table, found.options.fills
-    gaps = {name: count for name, count in found.missing.items() if found.kinds[name] in ("number", "date")}
+    gaps = {
+        name: count
+        for name, count in found.missing.items()
+        if found.kinds[name] in ("number", "date")
+    }
     if gaps and missing == "refuse":
         first, *others = sorted(gaps, key=lambda name: -gaps[name])
         more = f", and so do {', '.join(others[:5])}{', …' * (len(others) > 5)}" if others else ""
         raise DataError(
-            f"Column {first!r} of {table.name!r} lacks {gaps[first]} of {len(table.y)} {found.kinds[first]}s{more}. "
-            "Set data.missing to median, most-frequent or indicator to fill them, or leave the columns out with "
-            "data.drop."
+            f"Column {first!r} of {table.name!r} lacks {gaps[first]} of {len(table.y)} "
+            f"{found.kinds[first]}s{more}. Set data.missing to median, most-frequent or "
+            "indicator to fill them, or leave the columns out with data.drop."
         )
     rules: list[ColumnEncoder] = []
     for name, values in columns.items():
@@ -439,7 +522,11 @@ def _own_encoder(found: Understanding, columns: Mapping[str, np.ndarray]) -> tup
         elif found.kinds[name] == "category":
             rules.append(OneHot(name, _categories(name, values)))
         elif found.kinds[name] == "date":
-            rules.append(DateParts(name, "any", name in gaps, name in gaps and missing == "indicator").fitted(values))
+            rules.append(
+                DateParts(
+                    name, "any", name in gaps, name in gaps and missing == "indicator"
+                ).fitted(values)
+            )
         else:
             rules.append(HashedText(name))
     return TableEncoder(tuple(rules), tuple(found.dropped)), gaps
@@ -448,11 +535,11 @@ def _own_encoder(found: Understanding, columns: Mapping[str, np.ndarray]) -> tup
 def decoded(
     rules: Sequence[ColumnEncoder], x: np.ndarray
 ) -> tuple[np.ndarray, tuple[tuple[str, ...], ...], tuple[str, ...]]:
-    """Encoded rows x (n, F) as one column for each raw one: rows (n, G) float32, for each column the words of a
-    category, () for numbers, and the columns' names.
+    """Encoded rows x (n, F) as one column for each raw one: rows (n, G) float32, for each column
+    the words of a category, () for numbers, and the columns' names.
 
-    A word is its number among the rule's words, a missing one NaN. Columns that say which values are missing are left
-    out; those of text and dates stay.
+    A word is its number among the rule's words, a missing one NaN. Columns that say which values
+    are missing are left out; those of text and dates stay.
     """
     parts, words, names, at = list[np.ndarray](), list[tuple[str, ...]](), list[str](), 0
     for rule in rules:
@@ -474,12 +561,16 @@ def decoded(
 
 
 def used_of(rule: ColumnEncoder) -> int:
-    """How many of a rule's columns models of raw columns use: all but the one that says which values are missing."""
+    """How many of a rule's columns models of raw columns use: all but the one that says which
+    values are missing.
+    """
     return len(rule.names) - (isinstance(rule, RawNumber | DateParts) and rule.indicator)
 
 
 def offset_of(numbers: np.ndarray) -> float:
-    """The whole number to subtract from numbers (n,) that float32 would round by too much for their spread; else 0."""
+    """The whole number to subtract from numbers (n,) that float32 would round by too much for their
+    spread; else 0.
+    """
     known = numbers[~np.isnan(numbers)]
     return float(np.floor(known.min())) if _too_fine(known) else 0.0
 
@@ -493,12 +584,14 @@ def _too_fine(known: np.ndarray) -> bool:
 
 
 def _refuse_coarse(name: str, numbers: np.ndarray) -> None:
-    """Raise DataError for numbers (n,) that float32 does not tell apart though they are near 0, such as 1e-50."""
+    """Raise DataError for numbers (n,) that float32 does not tell apart though they are near 0,
+    such as 1e-50.
+    """
     known = numbers[~np.isnan(numbers)]
     if _too_fine(known):
         raise DataError(
-            f"Column {name!r} has numbers that differ by too little, such as {known[known != 0][0]:g}: multiply them "
-            "by the same number in all files."
+            f"Column {name!r} has numbers that differ by too little, such as "
+            f"{known[known != 0][0]:g}: multiply them by the same number in all files."
         )
 
 

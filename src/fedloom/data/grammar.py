@@ -1,6 +1,8 @@
-"""How the text of a cell is read, the same for every door: missing words, numbers, true and false, dates.
+"""How the text of a cell is read, the same for every door: missing words, numbers, true and false,
+dates.
 
-Owners, labels, ids and units are never parsed: they are the text as written, without the spaces around it.
+Owners, labels, ids and units are never parsed: they are the text as written, without the spaces
+around it.
 """
 
 import re
@@ -20,7 +22,9 @@ Order = Literal["iso", "day", "month"]
 """The form of dates: ISO 8601; or day and month, in this order or the other, and year."""
 
 MOST_NUMBERS = 20
-"""Different numbers of a column beyond which they are no codes: a label is then a number to predict."""
+"""Different numbers of a column beyond which they are no codes: a label is then a number to
+predict.
+"""
 MISSING_WORDS = ("?", ".", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")
 """Words that stand for a missing value, as an empty cell does."""
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
@@ -31,8 +35,10 @@ _NUMBER = re.compile(NUMBER)
 _AMOUNT = r"([0-9]+[.,][0-9]+|[0-9]{1,3}([,.' _][0-9]{3})+([.,][0-9]+)?|[0-9]+)([eE][-+]?[0-9]+)?"
 _CURRENCY = "([$€£¥]|EUR|USD|GBP|CHF)"
 _LIKE_NUMBER = re.compile(  # then 12.5 kg; (12.50) and '0.5' and ~0.5; 12.50- and 0.5*; 1.5D+01
-    rf"[-+]?{_CURRENCY}? ?[-+]?{_AMOUNT} ?([%‰]|{_CURRENCY})?|[-+]?[0-9]+[.,][0-9]+ ?[^\W\d_]{{1,5}}"
-    r"|[=('\"~≈]{1,2}[-+]?[0-9]+[.,][0-9]+[)'\"]?|[0-9]+[.,][0-9]+ ?[-*†‡]+|[-+]?[0-9]+[.,][0-9]+[dD][-+]?[0-9]+"
+    rf"[-+]?{_CURRENCY}? ?[-+]?{_AMOUNT} ?([%‰]|{_CURRENCY})?|[-+]?[0-9]+[.,][0-9]+ "
+    rf"?[^\W\d_]{{1,5}}"
+    r"|[=('\"~≈]{1,2}[-+]?[0-9]+[.,][0-9]+[)'\"]?|[0-9]+[.,][0-9]+ "
+    r"?[-*†‡]+|[-+]?[0-9]+[.,][0-9]+[dD][-+]?[0-9]+"
 )
 _MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\uff0d", "------")
 _MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
@@ -40,17 +46,22 @@ _DAY = r"((mon|tue|wed|thu|fri|sat|sun)[a-z]*[., ]+)?"
 _CLOCK = r"\d\d?:\d\d(:\d\d(\.\d+)?)?"
 _YEAR = r"(1[89]|2[01])\d\d"
 _LIKE_DATE = (
-    re.compile(  # 5-Jan-2022, January 5, 2022, 2022 Jan 5, 2022-01; 5. März 2022; 5/1/2022, 10:00 AM; 20220105T1000
-        rf"{_DAY}((\d\d?(st|nd|rd|th)?[ ./-]+)?{_MONTH}[ .,/-]+(\d\d?(st|nd|rd|th)?[ ,/-]+)?(\d{{4}}|\d\d)"
-        rf"|(\d\d?[ .]+)[^\W\d_]{{3,10}}[. ]+{_YEAR}|\d{{4}}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.](\d{{4}}|\d\d))"
-        rf"([ ,T]+{_CLOCK} ?([ap]\.?m\.?)?( ?[a-z]{{1,4}}([+-]\d+)?)?)?"
-        rf"|\d{{4}}[ ./-]+{_MONTH}([ ./-]+\d\d?)?|{_YEAR}[-/.](0[1-9]|1[0-2])|{_YEAR}[01]\d[0-3]\d[T ]\d{{4,6}}Z?"
-        rf"|{_YEAR}[ -]?W[0-5]\d(-?\d)?|{_YEAR}[ /-]?Q[1-4]|Q[1-4][ /-]?{_YEAR}",
+    # 5-Jan-2022, January 5, 2022, 2022 Jan 5, 2022-01; 5. März 2022; 5/1/2022, 10:00 AM;
+    # 20220105T1000
+    re.compile(
+        rf"{_DAY}((\d\d?(st|nd|rd|th)?[ ./-]+)?{_MONTH}[ .,/-]+(\d\d?(st|nd|rd|th)?[ "
+        rf",/-]+)?(\d{{4}}|\d\d)|(\d\d?[ .]+)[^\W\d_]{{3,10}}[. "
+        rf"]+{_YEAR}|\d{{4}}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.](\d{{4}}|\d\d))([ "
+        rf",T]+{_CLOCK} ?([ap]\.?m\.?)?( ?[a-z]{{1,4}}([+-]\d+)?)?)?|\d{{4}}[ ./-]+{_MONTH}([ "
+        rf"./-]+\d\d?)?|{_YEAR}[-/.](0[1-9]|1[0-2])|{_YEAR}[01]\d[0-3]\d[T ]\d{{4,6}}Z?|{_YEAR}[ "
+        rf"-]?W[0-5]\d(-?\d)?|{_YEAR}[ /-]?Q[1-4]|Q[1-4][ /-]?{_YEAR}",
         re.I,
     )
 )
 _LIKE_TIME = re.compile(rf"{_CLOCK}( ?[ap]\.?m\.?)?", re.A | re.I)
-_LIKE_SPAN = re.compile(rf"[-+]?\d+ days?,?( [-+]?{_CLOCK})?|P(?=\d|T\d)(\d+[YMWD])*(T(\d+[HMS])+)?", re.A)
+_LIKE_SPAN = re.compile(
+    rf"[-+]?\d+ days?,?( [-+]?{_CLOCK})?|P(?=\d|T\d)(\d+[YMWD])*(T(\d+[HMS])+)?", re.A
+)
 _LIKE_PAIR = re.compile(r"\d+([.,]\d+)? ?/ ?\d+([.,]\d+)?", re.A)
 _REPAIRS = {
     "numbers": "write digits and a decimal point only",
@@ -88,9 +99,12 @@ def is_number(word: str) -> bool:
 
 
 def like_number(word: str) -> bool:
-    """Whether a word looks like a number that the grammar does not read, such as 36,9 or 45 % or 1'000 or 12.5 kg."""
+    """Whether a word looks like a number that the grammar does not read, such as 36,9 or 45 % or
+    1'000 or 12.5 kg.
+    """
     plain = unicodedata.normalize("NFKC", word).translate(_MINUS)
-    plain = "".join(str(unicodedata.decimal(sign, sign)) for sign in plain)  # digits of other scripts
+    # digits of other scripts
+    plain = "".join(str(unicodedata.decimal(sign, sign)) for sign in plain)
     return not is_number(word) and _LIKE_NUMBER.fullmatch(plain) is not None
 
 
@@ -110,8 +124,9 @@ def dated(words: Mapping[str, int]) -> bool:
 
 
 def unread(words: Mapping[str, int], grammar: "Grammar") -> str:
-    """What words -> rows are, and the repair, if most rows hold numbers, dates or times that the grammar does not read;
-    else ""."""
+    """What words -> rows are, and the repair, if most rows hold numbers, dates or times that the
+    grammar does not read; else "".
+    """
     rows = sum(words.values())
     known = sum(count for word, count in words.items() if grammar.is_number(word))
     forms: tuple[Callable[[str], object], ...] = (
@@ -123,7 +138,10 @@ def unread(words: Mapping[str, int], grammar: "Grammar") -> str:
     )
     for what, form in zip(_REPAIRS, forms, strict=True):
         odd = [word for word in words if form(word) and not grammar.is_number(word)]
-        if odd and 2 * (sum(words[word] for word in odd) + (known if what == "numbers" else 0)) > rows:
+        if (
+            odd
+            and 2 * (sum(words[word] for word in odd) + (known if what == "numbers" else 0)) > rows
+        ):
             repair = _REPAIRS[what]
             if what == "numbers" and grammar.decimal == ",":
                 repair = repair.replace("point", "comma")
@@ -141,12 +159,17 @@ def plain_name(name: object) -> str:
 def in_order(names: Iterable[str]) -> list[str]:
     """Names sorted as numbers if all are numbers, else as text."""
     names = list(names)
-    return sorted(names, key=lambda name: (float(name), name)) if all(map(is_number, names)) else sorted(names)
+    return (
+        sorted(names, key=lambda name: (float(name), name))
+        if all(map(is_number, names))
+        else sorted(names)
+    )
 
 
 def nearly_equal(names: Iterable[str]) -> list[list[str]]:
-    """Groups of different names that are one but for case, spaces, invisible signs, Unicode form, or the writing of a
-    number or of true and false."""
+    """Groups of different names that are one but for case, spaces, invisible signs, Unicode form,
+    or the writing of a number or of true and false.
+    """
     groups: dict[str, list[str]] = {}
     for name in names:
         folded = unicodedata.normalize("NFKC", _INVISIBLE.sub("", name)).casefold()
@@ -155,14 +178,15 @@ def nearly_equal(names: Iterable[str]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-# -- times ---------------------------------------------------------------------------------------------------------
+# -- times -----------------------------------------------------------------------------------------
 
 
 def moments(words: Collection[str], column: str) -> Mapping[str, float]:
-    """Word -> a number that grows with time, for words that are all numbers, all dates of one form, or all months.
+    """Word -> a number that grows with time, for words that are all numbers, all dates of one form,
+    or all months.
 
-    Dates are ISO 8601 (2022-01-31, with or without a time), or day, month and year (31.01.2022, 31/01/2022); where
-    slashes leave open whether the day or the month is first, they are refused.
+    Dates are ISO 8601 (2022-01-31, with or without a time), or day, month and year (31.01.2022,
+    31/01/2022); where slashes leave open whether the day or the month is first, they are refused.
 
     Raises:
         DataError: the words are none of these, or may be read in two ways.
@@ -179,10 +203,13 @@ def moments(words: Collection[str], column: str) -> Mapping[str, float]:
     first = {word: match for word in words if (match := DAY_OR_MONTH_FIRST.fullmatch(word))}
     if len(first) == len(words):
         return _days(first, column)
-    odd = next(word for word in words if word not in found and word not in first and not is_number(word))
+    odd = next(
+        word for word in words if word not in found and word not in first and not is_number(word)
+    )
     raise DataError(
-        f"Column {column!r} must order the rows in time, but has values such as {odd[:40]!r}, which is neither a "
-        "number nor a date: write dates as 2022-01-31, months as numbers, or name other columns."
+        f"Column {column!r} must order the rows in time, but has values such as {odd[:40]!r}, "
+        "which is neither a number nor a date: write dates as 2022-01-31, months as numbers, or "
+        "name other columns."
     )
 
 
@@ -192,7 +219,9 @@ def _refuse_packed(words: Collection[str], column: str) -> None:
     if packed and not all("1800" <= word[:4] <= "2200" and word[4:6] <= "12" for word in words):
         first = next(iter(words))
         if all("1800" <= word[4:] <= "2200" for word in words):
-            raise DataError(f"Column {column!r} has dates such as {first!r}: write them as 2022-01-31.")
+            raise DataError(
+                f"Column {column!r} has dates such as {first!r}: write them as 2022-01-31."
+            )
 
 
 def _month(word: str) -> int:
@@ -205,19 +234,21 @@ def date_order(words: Collection[str], column: str) -> Order:
     """The form of words that are all dates, as `moments` reads them.
 
     Raises:
-        DataError: a word is no date, the words have several forms, or day and month may be confused.
+        DataError: a word is no date, the words have several forms, or day and month may be
+            confused.
     """
     iso = {word: match for word in words if (match := ISO_DATE.fullmatch(word))}
     first = {word: match for word in words if (match := DAY_OR_MONTH_FIRST.fullmatch(word))}
     if odd := next((word for word in words if word not in iso and word not in first), None):
         raise DataError(
-            f"Column {column!r} has dates, but also {odd[:40]!r}: write it as 2022-01-31, or leave it empty, or list "
-            f"it in data.missing_words; or set data.encode.{column} = 'text'."
+            f"Column {column!r} has dates, but also {odd[:40]!r}: write it as 2022-01-31, or "
+            f"leave it empty, or list it in data.missing_words; or set data.encode.{column} = "
+            "'text'."
         )
     if iso and first:
         raise DataError(
-            f"Column {column!r} has dates of several forms, such as {next(iter(iso))!r} and {next(iter(first))!r}: "
-            "write all as 2022-01-31."
+            f"Column {column!r} has dates of several forms, such as {next(iter(iso))!r} and "
+            f"{next(iter(first))!r}: write all as 2022-01-31."
         )
     if first:
         return _order(first, column)
@@ -232,13 +263,16 @@ def _iso(found: Mapping[str, re.Match[str]], column: str) -> dict[str, float]:
 
 def _refuse_mixed_zones(found: Mapping[str, re.Match[str]], column: str) -> None:
     if len({bool(match[8]) for match in found.values()}) > 1:
-        raise DataError(f"Column {column!r} has times with and without a time zone; write all in one way.")
+        raise DataError(
+            f"Column {column!r} has times with and without a time zone; write all in one way."
+        )
 
 
 def _days(found: Mapping[str, re.Match[str]], column: str) -> dict[str, float]:
     day_first = _order(found, column) == "day"
     parts = {
-        word: (m[4], *((m[3], m[1]) if day_first else (m[1], m[3])), *m.group(5, 6, 7)) for word, m in found.items()
+        word: (m[4], *((m[3], m[1]) if day_first else (m[1], m[3])), *m.group(5, 6, 7))
+        for word, m in found.items()
     }
     return {word: _seconds(word, column, *part) for word, part in parts.items()}
 
@@ -246,26 +280,47 @@ def _days(found: Mapping[str, re.Match[str]], column: str) -> dict[str, float]:
 def _order(found: Mapping[str, re.Match[str]], column: str) -> Order:
     some = next(iter(found))
     if any(len(match[4]) == 2 for match in found.values()):
-        raise DataError(f"Column {column!r} has years of two digits, such as {some!r}: write dates as 2022-01-31.")
+        raise DataError(
+            f"Column {column!r} has years of two digits, such as {some!r}: write dates as "
+            "2022-01-31."
+        )
     day_first = any(int(match[1]) > 12 or match[2] == "." for match in found.values())
     month_first = any(int(match[3]) > 12 for match in found.values())
     if day_first == month_first:
         raise DataError(
-            f"Column {column!r} has dates such as {some!r}, whose day and month may be confused: write them as "
-            "2022-01-31."
+            f"Column {column!r} has dates such as {some!r}, whose day and month may be confused: "
+            "write them as 2022-01-31."
         )
     return "day" if day_first else "month"
 
 
 def _seconds(
-    word: str, column: str, year: str, month: str, day: str, hour: str | None = None, minute: str | None = None,
-    second: str | None = None, fraction: str | None = None, zone: str | None = None,
-) -> float:  # fmt: skip
+    word: str,
+    column: str,
+    year: str,
+    month: str,
+    day: str,
+    hour: str | None = None,
+    minute: str | None = None,
+    second: str | None = None,
+    fraction: str | None = None,
+    zone: str | None = None,
+) -> float:
     """Seconds since 1970; a time without a zone is taken as UTC."""
     try:
-        at = datetime(int(year), int(month), int(day), int(hour or 0), int(minute or 0), int(second or 0), tzinfo=UTC)
+        at = datetime(
+            int(year),
+            int(month),
+            int(day),
+            int(hour or 0),
+            int(minute or 0),
+            int(second or 0),
+            tzinfo=UTC,
+        )
     except ValueError as error:
-        raise DataError(f"Column {column!r} has {word!r}, which is no date ({error}); correct it.") from None
+        raise DataError(
+            f"Column {column!r} has {word!r}, which is no date ({error}); correct it."
+        ) from None
     if zone and zone[0] in "+-":
         ahead = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
         at -= ahead if zone[0] == "+" else -ahead

@@ -1,7 +1,8 @@
 """Data sets in the layout of the Hugging Face hub, from a folder or the hub.
 
-CSV, and a Parquet file of columns and pictures, are read by PyArrow, and all else by `datasets`. Importing it takes
-up to seconds, so functions import it. Code that comes with a data set is never run.
+CSV, and a Parquet file of columns and pictures, are read by PyArrow, and all else by `datasets`.
+Importing it takes up to seconds, so functions import it. Code that comes with a data set is never
+run.
 """
 
 import contextlib
@@ -20,7 +21,14 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.cache import key_of
-from fedloom.data.columns import Growing, RawColumn, column_of_floats, numbers_in, refuse_names, stacked
+from fedloom.data.columns import (
+    Growing,
+    RawColumn,
+    column_of_floats,
+    numbers_in,
+    refuse_names,
+    stacked,
+)
 from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.grammar import PLAIN, Decimal, Grammar, plain_name
 from fedloom.data.images import decode_images
@@ -44,7 +52,8 @@ class Hints:
     """Information that the files of a data set do not contain."""
 
     test: str | None = None
-    """The official test split; None for the first of test, validation, valid and val that exists."""
+    """The official test split; None for the first of test, validation, valid and val that exists.
+    """
     label: str | None = None
     """The label column; None to find it by its type, then by its name."""
     groups: str | None = None
@@ -52,7 +61,8 @@ class Hints:
     drop: tuple[str, ...] = ()
     """Columns to ignore."""
     size: int | None = None
-    """Side in pixels to which each image's central square is scaled; None keeps images as they are."""
+    """Side in pixels to which each image's central square is scaled; None keeps images as they are.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +79,11 @@ class Content:
     """The encoded images; None for a table."""
 
 
-def read_files(path: Path, *, name: str, hints: Hints, config: str | None = None) -> Dataset | RawTable:
-    """Read a .parquet or .csv file, or a folder of them in the hub's layout; a table is not encoded.
+def read_files(
+    path: Path, *, name: str, hints: Hints, config: str | None = None
+) -> Dataset | RawTable:
+    """Read a .parquet or .csv file, or a folder of them in the hub's layout; a table is not
+    encoded.
 
     Raises:
         DataError: `datasets` is not installed but needed, or the files are invalid.
@@ -88,8 +101,9 @@ def read_content(
     union: bool = False,
     decimals: Mapping[str, Decimal] = MappingProxyType({}),
 ) -> Content:
-    """The columns of a .parquet or .csv file, or of a folder of them; `test` is the official test split. With `union`,
-    what a file lacks is missing there; `decimals` has the decimal sign of files by name, in place of the grammar's.
+    """The columns of a .parquet or .csv file, or of a folder of them; `test` is the official test
+    split. With `union`, what a file lacks is missing there; `decimals` has the decimal sign of
+    files by name, in place of the grammar's.
 
     Raises:
         DataError: as `read_files`.
@@ -97,9 +111,15 @@ def read_content(
     if config and (path / config).is_dir():
         path = path / config
     refuse_unknown_files(decimals, _table_files(path))
-    if table_endings(path) == {".csv"} or (path.is_dir() and (union or (config is None and _has_plain_tables(path)))):
+    if table_endings(path) == {".csv"} or (
+        path.is_dir() and (union or (config is None and _has_plain_tables(path)))
+    ):
         return _read_table_files(path, name, test, grammar, union, decimals)
-    if path.is_file() and test is None and (content := _read_parquet_file(path, name, grammar)) is not None:
+    if (
+        path.is_file()
+        and test is None
+        and (content := _read_parquet_file(path, name, grammar)) is not None
+    ):
         return content
     options: dict[str, Any] = {"path": str(path)}
     if path.is_file():
@@ -109,7 +129,9 @@ def read_content(
     except DataError:
         raise
     except Exception as error:  # of several libraries
-        raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
+        raise DataError(
+            f"{path} cannot be read as a data set; correct or replace it ({_reason(error)})."
+        ) from error
     return _assemble(splits, name, test, grammar)
 
 
@@ -119,37 +141,50 @@ def table_endings(path: Path) -> set[str]:
 
 
 def _table_files(path: Path) -> list[Path]:
-    """The file, or the folder's .csv and .parquet files, without hidden ones and those that programs keep beside."""
+    """The file, or the folder's .csv and .parquet files, without hidden ones and those that
+    programs keep beside.
+    """
     files = [path] if path.is_file() else path.rglob("*")
     return sorted(
         file
         for file in files
         if file.suffix.lower() in (".csv", ".parquet")
         and not (
-            file != path and any(part.startswith((".", "~$", "__MACOSX")) for part in file.relative_to(path).parts)
+            file != path
+            and any(
+                part.startswith((".", "~$", "__MACOSX")) for part in file.relative_to(path).parts
+            )
         )
     )
 
 
 def _has_plain_tables(path: Path) -> bool:
-    """Whether a folder has no page of the hub, and its files are CSV, or Parquet of numbers, words and dates alone."""
+    """Whether a folder has no page of the hub, and its files are CSV, or Parquet of numbers, words
+    and dates alone.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     if (path / "README.md").exists():
         return False
     try:
-        schemas = [pq.read_schema(file) for file in _table_files(path) if file.suffix.lower() == ".parquet"]
+        schemas = [
+            pq.read_schema(file) for file in _table_files(path) if file.suffix.lower() == ".parquet"
+        ]
     except (OSError, pa.ArrowException):
         return True  # whose reader names the file
-    plain = [b"huggingface" not in (s.metadata or {}) and not any(map(pa.types.is_nested, s.types)) for s in schemas]
+    plain = [
+        b"huggingface" not in (s.metadata or {}) and not any(map(pa.types.is_nested, s.types))
+        for s in schemas
+    ]
     return all(plain)
 
 
 def open_from_hub(
     repository: str, *, name: str, hints: Hints, config: str | None, folder: Path | None
 ) -> tuple[str, Callable[[], Dataset | RawTable]]:
-    """A data set of the hub, or of the cache of `datasets`: its cache key, and a function that decodes it.
+    """A data set of the hub, or of the cache of `datasets`: its cache key, and a function that
+    decodes it.
 
     Args:
         repository: "owner/name".
@@ -167,14 +202,19 @@ def open_from_hub(
         raise
     except OSError as error:  # ConnectionError, FileNotFoundError, DatasetNotFoundError
         raise DataError(
-            f"Data set {name!r} is neither in {folder or 'a local folder (FEDLOOM_DATA is not set)'} nor available "
-            f"from the Hugging Face hub as {repository!r} ({_reason(error)}); put its Parquet or CSV files into "
-            f"{folder or '<FEDLOOM_DATA>/' + repository}, or run once with a network."
+            f"Data set {name!r} is neither in "
+            f"{folder or 'a local folder (FEDLOOM_DATA is not set)'} nor available from the "
+            f"Hugging Face hub as {repository!r} ({_reason(error)}); put its Parquet or CSV "
+            f"files into {folder or '<FEDLOOM_DATA>/' + repository}, or run once with a network."
         ) from error
     except Exception as error:
-        raise DataError(f"Data set {name!r} ({repository!r}) cannot be read: {_reason(error)}.") from error
+        raise DataError(
+            f"Data set {name!r} ({repository!r}) cannot be read: {_reason(error)}."
+        ) from error
     prints = [[split, table._fingerprint] for split, table in splits.items()]
-    return key_of(name, prints, repr(hints)), lambda: _build(name, hints, _assemble(splits, name, hints.test))
+    return key_of(name, prints, repr(hints)), lambda: _build(
+        name, hints, _assemble(splits, name, hints.test)
+    )
 
 
 def _load_dataset(*args: Any, hub: bool = False, **options: Any) -> Mapping[str, Any]:
@@ -183,7 +223,8 @@ def _load_dataset(*args: Any, hub: bool = False, **options: Any) -> Mapping[str,
         import datasets
     except ImportError as error:
         raise DataError(
-            "Reading Parquet or the Hugging Face hub needs the package `datasets`, which is not installed; "
+            "Reading Parquet or the Hugging Face hub needs the package `datasets`, which is not "
+            "installed; "
             'run: pip install -e ".[hub]"'
         ) from error
     silent = datasets.are_progress_bars_disabled()
@@ -198,7 +239,9 @@ def _load_dataset(*args: Any, hub: bool = False, **options: Any) -> Mapping[str,
 
 
 def _hub_answers() -> bool:
-    """Whether the hub can be reached, without the half minute of retries of `datasets`; assumed behind a proxy."""
+    """Whether the hub can be reached, without the half minute of retries of `datasets`; assumed
+    behind a proxy.
+    """
     import socket
     import urllib.parse
     import urllib.request
@@ -241,29 +284,49 @@ def _reason(error: BaseException) -> str:
 
 
 def _read_table_files(
-    path: Path, name: str, test: str | None, grammar: Grammar, union: bool, decimals: Mapping[str, Decimal]
+    path: Path,
+    name: str,
+    test: str | None,
+    grammar: Grammar,
+    union: bool,
+    decimals: Mapping[str, Decimal],
 ) -> Content:
     """A CSV file, or the files of a folder, with split names in file names as on the hub."""
     splits: dict[str, list[Path]] = defaultdict(list)
     for file in _table_files(path):
-        words = re.split(r"[-._ 0-9/]+", "" if path.is_file() else file.relative_to(path).with_suffix("").as_posix())
-        splits[next((_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES), "")].append(file)
+        words = re.split(
+            r"[-._ 0-9/]+",
+            "" if path.is_file() else file.relative_to(path).with_suffix("").as_posix(),
+        )
+        splits[next((_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES), "")].append(
+            file
+        )
     if len(splits) > 1:
         splits.pop("", None)
     parts = [part or [] for part in _train_and_test(splits, name, test)]
-    tables = [[_with_keys(read_in(file, grammar, decimals), path, file) for file in part] for part in parts]
+    tables = [
+        [_with_keys(read_in(file, grammar, decimals), path, file) for file in part]
+        for part in parts
+    ]
     every = [table for part in tables for table in part]
     names = list(every[0])
-    odd = [file for file, table in zip(chain(*parts), every, strict=True) if set(table) != set(names)]
+    odd = [
+        file for file, table in zip(chain(*parts), every, strict=True) if set(table) != set(names)
+    ]
     if odd and not union:
-        raise DataError(f"All files must have the columns of {parts[0][0]}, {names}, but {odd[0]} has others. {ALLOW}.")
+        raise DataError(
+            f"All files must have the columns of {parts[0][0]}, {names}, but {odd[0]} has "
+            f"others. {ALLOW}."
+        )
     columns = stacked(every)
     sizes = [sum(len(next(iter(table.values()))) for table in part) for part in tables]
     held_out = np.arange(sizes[0], sum(sizes), dtype=np.int64) if sizes[1] else None
     return Content(columns, held_out)
 
 
-def read_table(file: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN) -> dict[str, RawColumn]:
+def read_table(
+    file: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN
+) -> dict[str, RawColumn]:
     """The columns of one CSV or Parquet file.
 
     Raises:
@@ -274,14 +337,21 @@ def read_table(file: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLA
     columns = _read_table(file, grammar)
     for name in needed:
         if name not in columns:
-            raise DataError(f"{file} must have a column {name!r}, but has {[*columns]}.{did_you_mean(name, columns)}")
+            raise DataError(
+                f"{file} must have a column {name!r}, but has "
+                f"{[*columns]}.{did_you_mean(name, columns)}"
+            )
     return columns
 
 
 def read_in(file: Path, grammar: Grammar, decimals: Mapping[str, Decimal]) -> dict[str, RawColumn]:
-    """The columns of one CSV or Parquet file in this grammar, also if `decimals` gives the file another sign."""
+    """The columns of one CSV or Parquet file in this grammar, also if `decimals` gives the file
+    another sign.
+    """
     own = replace(grammar, decimal=decimals.get(file.name, grammar.decimal))
-    return {name: column.in_grammar(grammar) for name, column in read_table(file, grammar=own).items()}
+    return {
+        name: column.in_grammar(grammar) for name, column in read_table(file, grammar=own).items()
+    }
 
 
 def refuse_unknown_files(decimals: Mapping[str, Decimal], files: Iterable[Path]) -> None:
@@ -290,16 +360,27 @@ def refuse_unknown_files(decimals: Mapping[str, Decimal], files: Iterable[Path])
     for name in decimals:
         if name not in known:
             raise DataError(
-                f"data.decimal names the file {name!r}, but there are only {known[:12]}.{did_you_mean(name, known)}"
+                f"data.decimal names the file {name!r}, but there are only "
+                f"{known[:12]}.{did_you_mean(name, known)}"
             )
 
 
 def _with_keys(table: dict[str, RawColumn], path: Path, file: Path) -> dict[str, RawColumn]:
-    """A file's columns, and those of its folders: `site=n/part.parquet` has n in the column site."""
-    keys = [part.partition("=") for part in file.relative_to(path).parts[:-1] if "=" in part] if path.is_dir() else []
+    """A file's columns, and those of its folders: `site=n/part.parquet` has n in the
+    column site.
+    """
+    keys = (
+        [part.partition("=") for part in file.relative_to(path).parts[:-1] if "=" in part]
+        if path.is_dir()
+        else []
+    )
     first = next(iter(table.values()))
     named = {plain_name(unquote(key)): [unquote(word)] * len(first) for key, _, word in keys}
-    return table | {key: RawColumn.of(key, words, first.grammar) for key, words in named.items() if key not in table}
+    return table | {
+        key: RawColumn.of(key, words, first.grammar)
+        for key, words in named.items()
+        if key not in table
+    }
 
 
 def _read_table(file: Path, grammar: Grammar) -> dict[str, RawColumn]:
@@ -308,7 +389,10 @@ def _read_table(file: Path, grammar: Grammar) -> dict[str, RawColumn]:
         return read_csv(file, grammar=grammar)
     content = _read_parquet_file(file, file.stem, grammar)
     if content is None or content.images is not None or content.named:
-        raise DataError(f"{file} must hold columns of numbers, words and dates only, if files have different columns.")
+        raise DataError(
+            f"{file} must hold columns of numbers, words and dates only, if files have different "
+            "columns."
+        )
     return dict(content.columns)
 
 
@@ -321,13 +405,19 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
+        raise DataError(
+            f"{path} cannot be read as a data set; correct or replace it ({_reason(error)})."
+        ) from error
     try:
         about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         told = about.get("info", {}).get("features", {}).items()
-        features: dict[str, Any] = {plain_name(c): kind for c, kind in told if isinstance(kind, dict)}
+        features: dict[str, Any] = {
+            plain_name(c): kind for c, kind in told if isinstance(kind, dict)
+        }
     except (ValueError, RecursionError, AttributeError) as error:
-        raise DataError(f"{path}: its metadata 'huggingface' cannot be read; write the file without them.") from error
+        raise DataError(
+            f"{path}: its metadata 'huggingface' cannot be read; write the file without them."
+        ) from error
     names = [plain_name(column) for column in schema.names]
     refuse_names(names, str(path))
     floats = [pa.types.is_floating(kind) for kind in schema.types]
@@ -342,20 +432,29 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
                 else:
                     chunks[place].append(cells)
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
+        raise DataError(
+            f"{path} cannot be read as a data set; correct or replace it ({_reason(error)})."
+        ) from error
     images, named = [], {}
     for name_, field_ in zip(names, schema, strict=True):
         kind = features.get(name_, {}).get("_type", "Value")
-        if pa.types.is_struct(field_.type) and {inner.name for inner in field_.type} == {"bytes", "path"}:
+        if pa.types.is_struct(field_.type) and {inner.name for inner in field_.type} == {
+            "bytes",
+            "path",
+        }:
             images.append(name_)
         elif kind == "ClassLabel" and isinstance(features[name_].get("names"), list):
             named[name_] = [str(word) for word in features[name_]["names"]]
         elif kind not in ("Value", "Sequence", "List", "ClassLabel"):
             return None
     _refuse_several(images, name)
-    cells_of = [pa.chunked_array(found, kind) for found, kind in zip(chunks, schema.types, strict=True)]
+    cells_of = [
+        pa.chunked_array(found, kind) for found, kind in zip(chunks, schema.types, strict=True)
+    ]
     columns = {
-        c: column_of_floats(c, part.numbers, grammar) if is_float else RawColumn.of(c, cells, grammar)
+        c: column_of_floats(c, part.numbers, grammar)
+        if is_float
+        else RawColumn.of(c, cells, grammar)
         for c, part, is_float, cells in zip(names, parts, floats, cells_of, strict=True)
         if c not in images
     }
@@ -372,11 +471,15 @@ def _pictures(items: Iterable[Mapping[str, Any] | None], column: str) -> Iterato
     """The encoded images of a column's cells."""
     for item in items:
         if item is None:
-            raise DataError(f"Each row must have an image, but column {column!r} has gaps; drop those rows.")
+            raise DataError(
+                f"Each row must have an image, but column {column!r} has gaps; drop those rows."
+            )
         yield item["bytes"] if item["bytes"] is not None else Path(item["path"])
 
 
-def _assemble(splits: Mapping[str, Any], name: str, official: str | None, grammar: Grammar = PLAIN) -> Content:
+def _assemble(
+    splits: Mapping[str, Any], name: str, official: str | None, grammar: Grammar = PLAIN
+) -> Content:
     """The training and the test split of a `datasets.DatasetDict`."""
     import datasets
 
@@ -384,15 +487,25 @@ def _assemble(splits: Mapping[str, Any], name: str, official: str | None, gramma
     pool = train if test is None else datasets.concatenate_datasets([train, test])
     images = [
         column
-        for column, feature in pool.features.items()  # without the hub's own metadata an image is two fields
-        if isinstance(feature, datasets.Image) or (isinstance(feature, dict) and feature.keys() == {"bytes", "path"})
+        # without the hub's own metadata an image is two fields
+        for column, feature in pool.features.items()
+        if isinstance(feature, datasets.Image)
+        or (isinstance(feature, dict) and feature.keys() == {"bytes", "path"})
     ]
     _refuse_several(images, name)
-    named = {c: feature.names for c, feature in pool.features.items() if isinstance(feature, datasets.ClassLabel)}
+    named = {
+        c: feature.names
+        for c, feature in pool.features.items()
+        if isinstance(feature, datasets.ClassLabel)
+    }
     held_out = None if test is None else np.arange(len(train), len(pool), dtype=np.int64)
 
-    table = pool.select_columns([c for c in pool.column_names if c not in images]).with_format("arrow")[:]
-    columns = {column: RawColumn.of(column, table.column(column), grammar) for column in table.column_names}
+    table = pool.select_columns([c for c in pool.column_names if c not in images]).with_format(
+        "arrow"
+    )[:]
+    columns = {
+        column: RawColumn.of(column, table.column(column), grammar) for column in table.column_names
+    }
     return Content(columns, held_out, named, _encoded(pool, images[0]) if images else None)
 
 
@@ -402,18 +515,31 @@ def _build(name: str, hints: Hints, content: Content) -> Dataset | RawTable:
     for column in (hints.label, hints.groups):
         if column is not None and column not in columns:
             hint = did_you_mean(column, columns)
-            raise DataError(f"Data set {name!r} must have a column {column!r}, but has {[*columns]}.{hint}")
-    label = hints.label or _label_column([*columns], list(named), name, table=content.images is None)
+            raise DataError(
+                f"Data set {name!r} must have a column {column!r}, but has {[*columns]}.{hint}"
+            )
+    label = hints.label or _label_column(
+        [*columns], list(named), name, table=content.images is None
+    )
     y, classes = _labels(columns[label], named.get(label), name)
     groups = None if hints.groups is None else codes_of(columns[hints.groups].words)[0]
     if content.images is not None:
         x = decode_images(content.images, size=hints.size)
         return image_dataset(name, x, y, classes, test=content.test, groups=groups)
-    kept = {column: found for column, found in columns.items() if column not in {label, hints.groups, *hints.drop}}
+    kept = {
+        column: found
+        for column, found in columns.items()
+        if column not in {label, hints.groups, *hints.drop}
+    }
     for column in kept.keys() & named.keys():  # class numbers become their names
         kept[column] = class_names(kept[column], named[column])
     return RawTable(
-        name, {column: typed(column, found) for column, found in kept.items()}, y, classes, content.test, groups
+        name,
+        {column: typed(column, found) for column, found in kept.items()},
+        y,
+        classes,
+        content.test,
+        groups,
     )
 
 
@@ -423,8 +549,8 @@ def _train_and_test(splits: Mapping[str, Any], name: str, wanted: str | None) ->
         return next(iter(splits.values())), None
     if "train" not in splits or (wanted is not None and wanted not in splits):
         raise DataError(
-            f"Data set {name!r} must have the splits 'train' and {wanted or 'test'!r}, but has {list(splits)}; name "
-            "its files after them."
+            f"Data set {name!r} must have the splits 'train' and {wanted or 'test'!r}, but has "
+            f"{list(splits)}; name its files after them."
         )
     test = wanted or next((split for split in _TEST_NAMES if split in splits), None)
     return splits["train"], splits[test] if test else None
@@ -436,21 +562,25 @@ def _label_column(columns: Sequence[str], typed: list[str], name: str, *, table:
     candidates = typed or named or ([*columns[-1:]] if table else [])
     if len(candidates) != 1:
         raise DataError(
-            f"Data set {name!r} must have one label column, but {candidates or 'none'} of its columns "
-            f"{[*columns]} could be it; keep one: a column of type ClassLabel, else one called "
-            f"{', '.join(_LABEL_NAMES)}{', else the last of a table' if table else ''}."
+            f"Data set {name!r} must have one label column, but {candidates or 'none'} of its "
+            f"columns {[*columns]} could be it; keep one: a column of type ClassLabel, else one "
+            f"called {', '.join(_LABEL_NAMES)}{', else the last of a table' if table else ''}."
         )
     return candidates[0]
 
 
-def _labels(column: RawColumn, names: Sequence[str] | None, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(n,) int64 labels 0..K-1 and the K names, sorted unless the files number the classes themselves."""
+def _labels(
+    column: RawColumn, names: Sequence[str] | None, name: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """(n,) int64 labels 0..K-1 and the K names, sorted unless the files number the classes
+    themselves.
+    """
     where = f"column {column.name!r} of data set {name!r}"
     values = column.values
     if column.missing.any() or (values.dtype.kind == "f" and (values != np.floor(values)).any()):
         raise DataError(
-            f"Labels must be text, whole numbers or booleans without gaps, but {where} has missing values or decimals; "
-            "choose another column."
+            f"Labels must be text, whole numbers or booleans without gaps, but {where} has "
+            "missing values or decimals; choose another column."
         )
     if names is None:
         return codes_of(column.words)
@@ -464,4 +594,6 @@ def _encoded(pool: Any, column: str) -> Iterator[bytes | Path]:
     import datasets
 
     encoded = pool.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-    yield from _pictures(chain.from_iterable(batch[column] for batch in encoded.iter(batch_size=256)), column)
+    yield from _pictures(
+        chain.from_iterable(batch[column] for batch in encoded.iter(batch_size=256)), column
+    )

@@ -1,8 +1,9 @@
-"""A vertical federation of images: each party has its own views of an object, listed in a CSV file (manifest).
+"""A vertical federation of images: each party has its own views of an object, listed in a CSV file
+(manifest).
 
-Its columns are `sample_id,party,view,path,label`, and optionally `split`. Party 0 is the active one, and only its rows
-have labels; paths are relative to the file's folder. All views of an object at a party become channels of one image,
-sorted by the views' names (numbers by size).
+Its columns are `sample_id,party,view,path,label`, and optionally `split`. Party 0 is the active
+one, and only its rows have labels; paths are relative to the file's folder. All views of an object
+at a party become channels of one image, sorted by the views' names (numbers by size).
 """
 
 import csv
@@ -40,7 +41,10 @@ class _Problems(defaultdict[str, list[object]]):
     """Problem -> examples, reported in one error."""
 
     def raise_any(self, where: Path) -> None:
-        lines = [f"{what}: {len(all_)}, such as {', '.join(map(str, all_[:3]))}" for what, all_ in self.items()]
+        lines = [
+            f"{what}: {len(all_)}, such as {', '.join(map(str, all_[:3]))}"
+            for what, all_ in self.items()
+        ]
         if lines:
             raise DataError("\n".join([f"{where} is invalid; correct these:", *lines]))
 
@@ -72,16 +76,19 @@ def manifest(
 ) -> VerticalDataset:
     """Read the parties' images from a manifest; only images that are used are decoded.
 
-    Objects with a label that all parties have are aligned or tested; other objects are unaligned at the parties that
-    have them, unless they are in the test split. A party has an object if it has all views of it; objects with missing
-    views are ignored at that party, with a warning. The split is by object, not by image.
+    Objects with a label that all parties have are aligned or tested; other objects are unaligned at
+    the parties that have them, unless they are in the test split. A party has an object if it has
+    all views of it; objects with missing views are ignored at that party, with a warning. The split
+    is by object, not by image.
 
     Args:
         path: the CSV file.
         seed: of the run.
-        aligned: number of aligned objects, drawn evenly over the classes as far as they have objects; None for all
-            common objects. The others are assigned in turn, each to one party as unaligned.
-        test_fraction: the share of each class's objects that is tested, without a column `split` (train or test).
+        aligned: number of aligned objects, drawn evenly over the classes as far as they have
+            objects; None for all common objects. The others are assigned in turn, each to one party
+            as unaligned.
+        test_fraction: the share of each class's objects that is tested, without a column `split`
+            (train or test).
         test_rows: maximum number of test objects, a random sample; None keeps all.
         validation: see `fedloom.data.split.hold_out`.
         size: side in pixels to which each image's central square is scaled.
@@ -106,7 +113,9 @@ def manifest(
         [np.array([rows[name] for name in shared], dtype=np.int64) for rows in places],
         [np.array([numbers.get(name, -1) for name in objects], dtype=np.int64) for objects in held],
         seed=seed,
-        official=None if listing.test is None else np.array([name in listing.test for name in shared], dtype=bool),
+        official=None
+        if listing.test is None
+        else np.array([name in listing.test for name in shared], dtype=bool),
         aligned=aligned,
         test_fraction=test_fraction,
         test_rows=test_rows,
@@ -114,12 +123,18 @@ def manifest(
         validation=validation,
     )
     views = []
-    for party, (objects, *parts) in enumerate(zip(held, split.aligned, split.unaligned, split.test, strict=True)):
+    for party, (objects, *parts) in enumerate(
+        zip(held, split.aligned, split.unaligned, split.test, strict=True)
+    ):
         ids = [[objects[row] for row in rows] for rows in parts]
         files = [[listing.files[party][name] for name in rows] for rows in ids]
         present = had(presence, party, ids[0], len(ids[1]), ids[2])
-        views.append(_view(f"party-{party}", files, listing.views[party], size, split.truth[party], present))
-    return VerticalDataset(path.resolve().parent.name, "image", classes, tuple(views), split.labels, split.test_labels)
+        views.append(
+            _view(f"party-{party}", files, listing.views[party], size, split.truth[party], present)
+        )
+    return VerticalDataset(
+        path.resolve().parent.name, "image", classes, tuple(views), split.labels, split.test_labels
+    )
 
 
 def read_views(recipe: Mapping[str, Any], objects: Sequence[Mapping[str, Path]]) -> np.ndarray:
@@ -131,7 +146,10 @@ def read_views(recipe: Mapping[str, Any], objects: Sequence[Mapping[str, Path]])
     names, size = list(recipe["views"]), int(recipe["size"])
     lacking = [name for files in objects for name in names if name not in files]
     if lacking:
-        raise DataError(f"Each object needs the views {names}, but {len(lacking)} are missing, such as {lacking[0]!r}.")
+        raise DataError(
+            f"Each object needs the views {names}, but {len(lacking)} are missing, such as "
+            f"{lacking[0]!r}."
+        )
     files = [views[name] for views in objects for name in names]
     pixels = decode_images(files, size=size, channels=int(recipe["shape"][0]) // len(names))
     return pixels.reshape(len(objects), -1, size, size)
@@ -147,12 +165,13 @@ def make_manifest(
 ) -> list[dict[str, str]]:
     """Write a manifest of the images in `<root>/<class>/{train,test}/`, for simulations.
 
-    An object's `sample_id` is an opaque number, and only party 0's rows have labels, but paths still name the class.
+    An object's `sample_id` is an opaque number, and only party 0's rows have labels, but paths
+    still name the class.
 
     Args:
         root: the folder of the class folders.
-        pattern: a regular expression that matches whole file names, with the groups `sample` (one object of its
-            class) and `view`.
+        pattern: a regular expression that matches whole file names, with the groups `sample` (one
+            object of its class) and `view`.
         views_to_party: view -> party, or the number of consecutive views of each party.
         target: the CSV file; None for `<root>/manifest.csv`.
         force: replace an existing file.
@@ -161,20 +180,29 @@ def make_manifest(
         The rows of the file.
 
     Raises:
-        DataError: the pattern lacks a group, files do not match it, views cannot be divided, or the target exists.
+        DataError: the pattern lacks a group, files do not match it, views cannot be divided, or the
+            target exists.
     """
     root = Path(root)
     target = root / "manifest.csv" if target is None else Path(target)
     if target.exists() and not force:
-        raise DataError(f"{target} exists already; replace it with force=True, or choose another target.")
+        raise DataError(
+            f"{target} exists already; replace it with force=True, or choose another target."
+        )
     try:
         fits = re.compile(pattern)
     except re.error as error:
-        raise DataError(f"The pattern {pattern!r} is not a valid regular expression ({error}); correct it.") from error
+        raise DataError(
+            f"The pattern {pattern!r} is not a valid regular expression ({error}); correct it."
+        ) from error
     if not {"sample", "view"} <= set(fits.groupindex):
-        raise DataError(f"The pattern {pattern!r} must have the named groups (?P<sample>...) and (?P<view>...).")
+        raise DataError(
+            f"The pattern {pattern!r} must have the named groups (?P<sample>...) and (?P<view>...)."
+        )
     problems, files = _Problems(list), []
-    for file in sorted(file for split in ("train", "test") for file in root.glob(f"*/{split}/*") if is_image(file)):
+    for file in sorted(
+        file for split in ("train", "test") for file in root.glob(f"*/{split}/*") if is_image(file)
+    ):
         match = fits.fullmatch(file.name)
         if match is None:
             problems["file names that do not match the pattern"].append(file.relative_to(root))
@@ -182,7 +210,9 @@ def make_manifest(
             files.append((file, match["sample"], match["view"]))
     problems.raise_any(root)
     if not files:
-        raise DataError(f"{root} must have PNG or JPEG files in <class>/train or <class>/test, but has none.")
+        raise DataError(
+            f"{root} must have PNG or JPEG files in <class>/train or <class>/test, but has none."
+        )
     parties = _assign_views({view for _, _, view in files}, views_to_party)
     objects = {(file.parent.parent.name, sample) for file, sample, _ in files}
     # Reproducible numbers, in whose order classes are mixed.
@@ -192,7 +222,14 @@ def make_manifest(
     for file, sample, view in files:
         split, label, party = file.parent.name, file.parent.parent.name, parties[view]
         path = Path(os.path.relpath(file, target.parent)).as_posix()
-        values = (numbers[label, sample], str(party), view, path, label if party == 0 else "", split)
+        values = (
+            numbers[label, sample],
+            str(party),
+            view,
+            path,
+            label if party == 0 else "",
+            split,
+        )
         rows.append(dict(zip((*COLUMNS, "split"), values, strict=True)))
     rows.sort(key=lambda row: (row["sample_id"], int(row["party"])))  # files are sorted by class
     with target.open("w", newline="", encoding="utf-8") as file_out:
@@ -210,14 +247,18 @@ def _read(path: Path) -> _Listing:
     files: dict[int, dict[str, dict[str, Path]]] = defaultdict(lambda: defaultdict(dict))
     labels: dict[str, set[str]] = defaultdict(set)
     parts: dict[str, set[str]] = defaultdict(set)
-    for row, split in zip(zip(*(table[name] for name in COLUMNS), strict=True), splits, strict=True):
+    for row, split in zip(
+        zip(*(table[name] for name in COLUMNS), strict=True), splits, strict=True
+    ):
         sample, party, view, place, label = row
         if not (sample and view and place):
             problems["rows without sample_id, view or path"].append(row)
         elif not re.fullmatch("[0-9]{1,4}", party):
             problems["party numbers that are not 0, 1, ..."].append(repr(party))
         elif view in files[int(party)][sample]:
-            problems["repeated combinations of sample, party and view"].append((sample, party, view))
+            problems["repeated combinations of sample, party and view"].append(
+                (sample, party, view)
+            )
         elif label and int(party):
             problems["labels outside party 0's rows"].append((sample, party, label))
         elif split not in ("train", "test", ""):
@@ -231,10 +272,13 @@ def _read(path: Path) -> _Listing:
             if len(different) > 1:
                 problems[f"objects with several {where}"].append(f"{sample} {sorted(different)}")
     views = {
-        party: _in_order({view for images in objects.values() for view in images}) for party, objects in files.items()
+        party: _in_order({view for images in objects.values() for view in images})
+        for party, objects in files.items()
     }
     whole = {
-        party: {sample: images for sample, images in objects.items() if len(images) == len(views[party])}
+        party: {
+            sample: images for sample, images in objects.items() if len(images) == len(views[party])
+        }
         for party, objects in files.items()
     }
     for party in set(range(max([*files, 1]) + 1)) - set(files):
@@ -246,21 +290,34 @@ def _read(path: Path) -> _Listing:
         if missing := [file for file in images if not file.is_file()]:
             problems["files that are missing"] += missing
     problems.raise_any(path)
-    lacking = [(sample, party) for party in sorted(files) for sample in files[party] if sample not in whole[party]]
+    lacking = [
+        (sample, party)
+        for party in sorted(files)
+        for sample in files[party]
+        if sample not in whole[party]
+    ]
     if lacking:
         logging.getLogger("fedloom").warning(
-            "%s: %d of %d objects lack a view at a party, such as %s at party %d; they are ignored there",
+            "%s: %d of %d objects lack a view at a party, such as %s at party %d; they are "
+            "ignored there",
             path, len(lacking), sum(map(len, files.values())), *lacking[0],
         )  # fmt: skip
     test = {sample for sample, split in parts.items() if "test" in split}
     names = {sample: "".join(labels[sample]) for sample in whole[0]}
     order = sorted(files)
-    return _Listing([whole[k] for k in order], [views[k] for k in order], names, test if "split" in table else None)
+    return _Listing(
+        [whole[k] for k in order],
+        [views[k] for k in order],
+        names,
+        test if "split" in table else None,
+    )
 
 
 def _in_order(views: set[str]) -> list[str]:
     """Numbers by size, then other names as text."""
-    return sorted(views, key=lambda view: (not view.isdecimal(), int(view) if view.isdecimal() else 0, view))
+    return sorted(
+        views, key=lambda view: (not view.isdecimal(), int(view) if view.isdecimal() else 0, view)
+    )
 
 
 def _assign_views(views: set[str], shares: Mapping[str, int] | int) -> dict[str, int]:
@@ -269,13 +326,15 @@ def _assign_views(views: set[str], shares: Mapping[str, int] | int) -> dict[str,
     if isinstance(shares, int):
         if shares < 1 or len(names) % shares or len(names) < 2 * shares:
             raise DataError(
-                f"{len(names)} views {names[:20]} cannot be divided among 2 or more parties with {shares} each; map "
-                "each view to its party with views_to_party."
+                f"{len(names)} views {names[:20]} cannot be divided among 2 or more parties with "
+                f"{shares} each; map each view to its party with views_to_party."
             )
         return {name: place // shares for place, name in enumerate(names)}
     lacking = [name for name in names if name not in shares]
     if lacking:
-        raise DataError(f"Each view needs a party, but views_to_party lacks {lacking[:20]}; add them.")
+        raise DataError(
+            f"Each view needs a party, but views_to_party lacks {lacking[:20]}; add them."
+        )
     return {name: int(shares[name]) for name in names}
 
 

@@ -1,11 +1,13 @@
-"""Renders meshes from several sides: ModelNet's published OFF files become the views that a manifest lists.
+"""Renders meshes from several sides: ModelNet's published OFF files become the views that a
+manifest lists.
 
     render_archive(Path("ModelNet10.zip"), Path("modelnet10"))      # pictures, 12 views of each object
     make_manifest(Path("modelnet10"))                               # four parties with three views each
 
-A mesh is drawn as points that are sampled evenly over its surface. A pixel shows the nearest point; it is brighter the
-more the point's face is turned to the viewer. This needs NumPy alone; the files are written with Pillow (extra `hub`).
-"""
+A mesh is drawn as points that are sampled evenly over its surface. A pixel shows the nearest point;
+it is brighter the more the point's face is turned to the viewer. This needs NumPy alone; the files
+are written with Pillow (extra `hub`).
+"""  # noqa: E501
 
 import hashlib
 import re
@@ -28,15 +30,18 @@ DARKEST = 0.25
 def read_off(text: str) -> tuple[np.ndarray, np.ndarray]:
     """A mesh in the OFF format: corners (n, 3) float, and triangles (m, 3) of their numbers.
 
-    Polygons are cut into triangles that share their first corner. The counts may follow `OFF` without a space, as in
-    some of ModelNet's files.
+    Polygons are cut into triangles that share their first corner. The counts may follow `OFF`
+    without a space, as in some of ModelNet's files.
 
     Raises:
         DataError: the text is no OFF file, or a face names a corner that does not exist.
     """
     words = re.sub(r"#.*", "", text).split()
     if not words or not words[0].startswith("OFF"):
-        raise DataError(f"an OFF file must start with OFF, not {' '.join(words[:1])!r}. Name a mesh in that format.")
+        raise DataError(
+            f"an OFF file must start with OFF, not {' '.join(words[:1])!r}. Name a mesh in that "
+            "format."
+        )
     numbers = ([words[0][3:]] if words[0] != "OFF" else []) + words[1:]
     try:
         corners, faces = int(numbers[0]), int(numbers[1])
@@ -49,20 +54,31 @@ def read_off(text: str) -> tuple[np.ndarray, np.ndarray]:
             at += 1 + sides
         found = np.array(triangles, dtype=np.int64).reshape(-1, 3)
     except (ValueError, IndexError):
-        raise DataError("the OFF file is cut short, or has other words than numbers. Fetch it again.") from None
+        raise DataError(
+            "the OFF file is cut short, or has other words than numbers. Fetch it again."
+        ) from None
     if not len(found) or found.min() < 0 or found.max() >= corners or not np.isfinite(points).all():
-        raise DataError(f"the OFF file has no faces, or names corners beyond its {corners}. Fetch it again.")
+        raise DataError(
+            f"the OFF file has no faces, or names corners beyond its {corners}. Fetch it again."
+        )
     return points, found
 
 
 def render(
-    points: np.ndarray, triangles: np.ndarray, *, azimuth: float, elevation: float, size: int, seed: int = 0
+    points: np.ndarray,
+    triangles: np.ndarray,
+    *,
+    azimuth: float,
+    elevation: float,
+    size: int,
+    seed: int = 0,
 ) -> np.ndarray:
     """A picture (size, size) uint8 of a mesh: parallel rays, black ground, up is the third axis.
 
     Args:
         points, triangles: see `read_off`.
-        azimuth, elevation: the viewer's direction in degrees, around the third axis and above the plane of the others.
+        azimuth, elevation: the viewer's direction in degrees, around the third axis and above the
+            plane of the others.
         size: side in pixels.
         seed: of the points on the surface.
 
@@ -76,7 +92,9 @@ def render(
         raise DataError("the mesh has no surface: all its faces are lines or points")
     rng = np.random.default_rng(seed)
     count = POINTS * size * size
-    which = np.searchsorted(np.cumsum(areas) / areas.sum(), (np.arange(count) + rng.random(count)) / count)
+    which = np.searchsorted(
+        np.cumsum(areas) / areas.sum(), (np.arange(count) + rng.random(count)) / count
+    )
     which = np.minimum(which, len(areas) - 1)
     u, v = rng.random((2, count, 1))
     u, v = np.where(u + v > 1, 1 - u, u), np.where(u + v > 1, 1 - v, v)
@@ -103,7 +121,13 @@ def _axes(azimuth: float, elevation: float) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def render_archive(
-    source: Path, target: Path, *, views: int = 12, elevation: float = 30.0, size: int = 64, most: int | None = None
+    source: Path,
+    target: Path,
+    *,
+    views: int = 12,
+    elevation: float = 30.0,
+    size: int = 64,
+    most: int | None = None,
 ) -> int:
     """Draw each mesh of `CLASS/{train,test}/OBJECT.off`, in a folder or a zip file, from all sides.
 
@@ -134,7 +158,8 @@ def render_archive(
         folder.mkdir(parents=True, exist_ok=True)
         angles = [360 * view / views for view in range(views)]
         files = [
-            folder / f"{place.stem}_{elevation:g}_{angle:g}_{number}.png" for number, angle in enumerate(angles, 1)
+            folder / f"{place.stem}_{elevation:g}_{angle:g}_{number}.png"
+            for number, angle in enumerate(angles, 1)
         ]
         done += 1
         if all(file.is_file() for file in files):
@@ -149,7 +174,8 @@ def render_archive(
             raise DataError(f"{place}: {error}") from None
     if not done:
         raise DataError(
-            f"{source} has no mesh CLASS/train/OBJECT.off or CLASS/test/OBJECT.off. Name ModelNet's archive."
+            f"{source} has no mesh CLASS/train/OBJECT.off or CLASS/test/OBJECT.off. Name "
+            "ModelNet's archive."
         )
     return done
 
@@ -159,7 +185,12 @@ def _meshes(source: Path) -> Iterator[tuple[PurePosixPath, str]]:
 
     def fits(place: PurePosixPath) -> bool:
         parts = place.parts
-        return place.suffix == ".off" and len(parts) > 2 and parts[-2] in ("train", "test") and parts[0] != "__MACOSX"
+        return (
+            place.suffix == ".off"
+            and len(parts) > 2
+            and parts[-2] in ("train", "test")
+            and parts[0] != "__MACOSX"
+        )
 
     if source.is_dir():
         for file in sorted(source.rglob("*.off")):
@@ -173,4 +204,6 @@ def _meshes(source: Path) -> Iterator[tuple[PurePosixPath, str]]:
                 if fits(PurePosixPath(name)):
                     yield PurePosixPath(name), archive.read(name).decode("latin-1")
     except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"cannot read {source}: {type(error).__name__}. Name a zip file or a folder.") from None
+        raise DataError(
+            f"cannot read {source}: {type(error).__name__}. Name a zip file or a folder."
+        ) from None

@@ -32,17 +32,21 @@ class DataOptions:
     drop: tuple[str, ...] = ()
     """Columns that are no features; "*" stands for any text."""
     keep: tuple[str, ...] = ()
-    """The only columns that are features; empty for all; "*" stands for any text. A column named in full is kept
-    also if it looks like an identifier."""
+    """The only columns that are features; empty for all; "*" stands for any text. A column named in
+    full is kept also if it looks like an identifier.
+    """
     missing: Missing = "refuse"
     """The replacement of a missing number: see `docs/data.md`."""
     test: str | tuple[str, ...] | None = None
-    """The column that says which rows are test rows, or the names of owners whose rows are; None to draw them."""
+    """The column that says which rows are test rows, or the names of owners whose rows are; None to
+    draw them.
+    """
     unseen: tuple[str, ...] = ()
     """Names of the owners that take part in no round; they are numbered last."""
     task: Task | None = None
-    """What the label is: "classes" if whole numbers are names of classes, however many; "number" for a number to
-    predict; None to guess."""
+    """What the label is: "classes" if whole numbers are names of classes, however many; "number"
+    for a number to predict; None to guess.
+    """
     missing_words: tuple[str, ...] = MISSING_WORDS
     """Words that stand for a missing value, in every column; an empty cell always does."""
     decimal: Decimals = "."
@@ -59,16 +63,26 @@ class DataOptions:
                 object.__setattr__(self, setting, plain_name(name))
         for setting in ("drop", "keep"):
             object.__setattr__(self, setting, tuple(map(plain_name, getattr(self, setting))))
-        object.__setattr__(self, "encode", {plain_name(name): kind for name, kind in self.encode.items()})
+        object.__setattr__(
+            self, "encode", {plain_name(name): kind for name, kind in self.encode.items()}
+        )
 
     @property
     def fills(self) -> Missing:
-        """The replacement of a missing number: with `missing_columns` an indicator, unless `missing` says otherwise."""
-        return "indicator" if self.missing_columns == "allow" and self.missing == "refuse" else self.missing
+        """The replacement of a missing number: with `missing_columns` an indicator, unless
+        `missing` says otherwise.
+        """
+        return (
+            "indicator"
+            if self.missing_columns == "allow" and self.missing == "refuse"
+            else self.missing
+        )
 
     @property
     def grammar(self) -> Grammar:
-        """How cells are read; where files have signs of their own, how their numbers are written when all are read."""
+        """How cells are read; where files have signs of their own, how their numbers are written
+        when all are read.
+        """
         return Grammar(self.missing_words, self.decimal if isinstance(self.decimal, str) else ".")
 
     @property
@@ -82,7 +96,9 @@ class DataOptions:
 
     def given(self) -> str:
         """The names of the settings that differ from their defaults."""
-        return ", ".join(f"data.{name}" for name, value in vars(self).items() if value != getattr(GUESS, name))
+        return ", ".join(
+            f"data.{name}" for name, value in vars(self).items() if value != getattr(GUESS, name)
+        )
 
 
 GUESS = DataOptions()
@@ -91,12 +107,15 @@ GUESS = DataOptions()
 
 @dataclass(frozen=True)
 class OwnFile:
-    """How to read a node's own file: settings of `[data.NAME]` in `node.toml`, with the words of `[data]`."""
+    """How to read a node's own file: settings of `[data.NAME]` in `node.toml`, with the words of
+    `[data]`.
+    """
 
     options: DataOptions
     """Of the columns. Only columns that `keep` names or matches may be used."""
     owner: str | None = None
-    """The only owner in the column `group` whose rows are used; None where all rows have one owner."""
+    """The only owner in the column `group` whose rows are used; None where all rows have one owner.
+    """
     missing: Missing | None = None
     """The replacement of a missing number; None for the run's."""
     test_fraction: float | None = None
@@ -118,8 +137,9 @@ class SplitColumns:
     unit: str | None = None
     """A column, such as a patient, whose rows of one value are never divided; never a feature."""
     time: tuple[str, ...] | None = ()
-    """Columns by which rows are ordered in time, the most significant first; None to guess them. Text in them, such as
-    a date, is no feature."""
+    """Columns by which rows are ordered in time, the most significant first; None to guess them.
+    Text in them, such as a date, is no feature.
+    """
 
 
 UNORDERED = SplitColumns()
@@ -163,24 +183,43 @@ class Understanding:
 
     def counts(self) -> dict[str, int]:
         """Rows of each class; empty for a number."""
-        numbers = np.bincount(self.table.y, minlength=len(self.table.classes)).tolist() if self.table.classes else []
+        numbers = (
+            np.bincount(self.table.y, minlength=len(self.table.classes)).tolist()
+            if self.table.classes
+            else []
+        )
         return dict(zip(self.table.classes, numbers, strict=True))
 
     def spread(self, owner: int | None = None) -> dict[str, float]:
-        """Of a number to predict: the least, the mean, the s.d. and the largest, over all rows or an owner's; empty for
-        classes."""
+        """Of a number to predict: the least, the mean, the s.d. and the largest, over all rows or
+        an owner's; empty for classes.
+        """
         if self.table.classes:
             return {}
-        y = self.table.y if owner is None or self.table.groups is None else self.table.y[self.table.groups == owner]
-        return {"min": float(y.min()), "mean": float(y.mean()), "sd": float(y.std()), "max": float(y.max())}
+        y = (
+            self.table.y
+            if owner is None or self.table.groups is None
+            else self.table.y[self.table.groups == owner]
+        )
+        return {
+            "min": float(y.min()),
+            "mean": float(y.mean()),
+            "sd": float(y.std()),
+            "max": float(y.max()),
+        }
 
     def owners(self) -> dict[str, list[int]]:
-        """Owner -> rows of each class, or all its rows if the label is a number; empty without owners."""
+        """Owner -> rows of each class, or all its rows if the label is a number; empty without
+        owners.
+        """
         y, groups, k = self.table.y, self.table.groups, len(self.table.classes)
         if groups is None:
             return {}
         if not k:
-            return {name: [int((groups == number).sum())] for number, name in enumerate(self.table.owners)}
+            return {
+                name: [int((groups == number).sum())]
+                for number, name in enumerate(self.table.owners)
+            }
         return {
             name: np.bincount(y[groups == number], minlength=k).tolist()
             for number, name in enumerate(self.table.owners)
@@ -189,23 +228,34 @@ class Understanding:
     def settings(self) -> dict[str, Any]:
         """Settings of `[data]` that state the decisions, as TOML values."""
         group = self.options.group or self.group_guess
-        others = {group, self.label, self.options.id, self.options.test if isinstance(self.options.test, str) else None}
+        others = {
+            group,
+            self.label,
+            self.options.id,
+            self.options.test if isinstance(self.options.test, str) else None,
+        }
         drop = [name for name in self.dropped if name not in others]
         values: dict[str, Any] = {"label": self.label}
         values |= {"group": group} if group else {"partition": "iid"}
         values |= {"id": self.options.id} if self.options.id else {}
         values |= {"drop": drop} if drop else {}
         values |= {"keep": list(self.options.keep)} if self.options.keep else {}
-        values |= {"task": self.table.task} if self.options.task or self.table.task == "number" else {}
+        values |= (
+            {"task": self.table.task} if self.options.task or self.table.task == "number" else {}
+        )
         if self.options.missing_words != MISSING_WORDS:
             values["missing_words"] = list(self.options.missing_words)
         values |= {"decimal": self.options.decimal} if self.options.decimal != "." else {}
         encode = {name: kind for name, kind in self.kinds.items() if kind in ("text", "date")}
-        values |= {"encode": {**encode, **self.options.encode}} if encode or self.options.encode else {}
+        values |= (
+            {"encode": {**encode, **self.options.encode}} if encode or self.options.encode else {}
+        )
         numbers = [name for name in self.missing if self.kinds[name] in ("number", "date")]
         if self.options.fills != "refuse" or numbers:
             values["missing"] = self.options.fills if self.options.fills != "refuse" else "median"
         values |= {"missing_columns": "allow"} if self.options.missing_columns == "allow" else {}
         if self.options.test:
-            values["test"] = self.options.test if isinstance(self.options.test, str) else list(self.options.test)
+            values["test"] = (
+                self.options.test if isinstance(self.options.test, str) else list(self.options.test)
+            )
         return values | ({"unseen": list(self.options.unseen)} if self.options.unseen else {})

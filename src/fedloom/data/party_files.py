@@ -17,7 +17,8 @@ from fedloom.data.vertical import PartyView, VerticalDataset, ranges, scale_of, 
 from fedloom.data.vertical_split import split_parties
 
 Align = Callable[[list[list[str]]], Sequence[np.ndarray]]
-"""The ids of each party -> for each party (P,) its row numbers of the common people, in one order."""
+"""The ids of each party -> for each party (P,) its row numbers of the common people, in one order.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +32,9 @@ class PartyFile:
     columns: dict[str, RawColumn]
     """By name, without ids and labels."""
     labels: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """(n,) int64 classes of the active party's rows, -1 where missing, or float64 numbers to predict, NaN where
-    missing; empty for other parties."""
+    """(n,) int64 classes of the active party's rows, -1 where missing, or float64 numbers to
+    predict, NaN where missing; empty for other parties.
+    """
     classes: tuple[str, ...] = ()
     """Their names; () for numbers, and for other parties."""
     options: DataOptions = GUESS
@@ -40,19 +42,25 @@ class PartyFile:
 
     @classmethod
     def active(cls, file: Path, id: str, label: str, options: DataOptions = GUESS) -> "PartyFile":
-        """The file of the active party; `OF_FILES` of the options apply. Raises DataError if it is invalid."""
+        """The file of the active party; `OF_FILES` of the options apply. Raises DataError if it is
+        invalid.
+        """
         table = read_table(file, needed=[id, label], grammar=options.grammar)
         labels, classes = labels_of(table.pop(label), str(file), None, options)
         different = len(np.unique(labels[~unlabeled(labels)]))
         if different < 2:
             what = "2 classes, but its labels are" if classes else "2 different numbers, but has"
-            raise DataError(f"Column {label!r} of {file} must have at least {what} {[*classes] or different}.")
+            raise DataError(
+                f"Column {label!r} of {file} must have at least {what} {[*classes] or different}."
+            )
         ids = table.pop(id).text
         return cls(file.stem, ids, _kept(table, options), labels, classes, options)
 
     @property
     def strata(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        """(n,) int64 classes of the rows, or parts of the numbers' range, -1 where missing; and their names."""
+        """(n,) int64 classes of the rows, or parts of the numbers' range, -1 where missing; and
+        their names.
+        """
         known = ~unlabeled(self.labels)
         parts = np.full(len(self.labels), -1, dtype=np.int64)
         parts[known], names = strata_of(self.labels[known], self.classes)
@@ -60,11 +68,15 @@ class PartyFile:
 
     @classmethod
     def passive(cls, file: Path, id: str, label: str, options: DataOptions = GUESS) -> "PartyFile":
-        """The file of a passive party; `OF_FILES` of the options apply. Raises DataError if it is invalid or has
-        labels."""
+        """The file of a passive party; `OF_FILES` of the options apply. Raises DataError if it is
+        invalid or has labels.
+        """
         table = read_table(file, needed=[id], grammar=options.grammar)
         if label in table:
-            raise DataError(f"Only the active party may have labels, but {file} has a column {label!r}; remove it.")
+            raise DataError(
+                f"Only the active party may have labels, but {file} has a column {label!r}; "
+                "remove it."
+            )
         ids = table.pop(id).text
         if not (kept := _kept(table, options)):
             raise DataError(
@@ -82,12 +94,17 @@ class PartyFile:
         truth: np.ndarray | None,
         present: np.ndarray | None = None,
     ) -> PartyView:
-        """The encoded columns of its aligned, unaligned and test rows, given by row numbers (n,), and whether it has
-        each; a row that it lacks may have any number."""
+        """The encoded columns of its aligned, unaligned and test rows, given by row numbers (n,),
+        and whether it has each; a row that it lacks may have any number.
+        """
         rows = np.concatenate([aligned, unaligned, test])
         kinds = {name: kind for name, kind in self.options.encode.items() if name in self.columns}
         columns = {
-            name: (filled(column.words) if kinds.get(name, "number") != "number" else typed(name, column))[rows]
+            name: (
+                filled(column.words)
+                if kinds.get(name, "number") != "number"
+                else typed(name, column)
+            )[rows]
             for name, column in self.columns.items()
         }
         parts = ranges(len(aligned), len(unaligned), len(test))
@@ -119,10 +136,10 @@ def from_files(
 ) -> VerticalDataset:
     """Read each party's CSV or Parquet file and match their people.
 
-    Common people with a label are aligned or tested. All other rows are unaligned: two of three parties may have
-    unaligned rows of a person that the third lacks, and unaligned rows of the first party are used without labels. A
-    column is numeric if all its known values are numbers, else text. Each party's encoder is fitted on its aligned and
-    unaligned rows.
+    Common people with a label are aligned or tested. All other rows are unaligned: two of three
+    parties may have unaligned rows of a person that the third lacks, and unaligned rows of the
+    first party are used without labels. A column is numeric if all its known values are numbers,
+    else text. Each party's encoder is fitted on its aligned and unaligned rows.
 
     Args:
         files: one for each party, the active one first.
@@ -131,14 +148,15 @@ def from_files(
         seed: of the run.
         align: matches ids (`fedloom.data.alignment`), as they are in the files.
         options: how the files are read: `OF_FILES`.
-        aligned: number of aligned people, drawn at random; None for all common people. The others are assigned in
-            turn, each to one party as unaligned.
+        aligned: number of aligned people, drawn at random; None for all common people. The others
+            are assigned in turn, each to one party as unaligned.
         test_fraction: the share of each class that is tested.
         test_rows: maximum number of test rows, a random sample; None keeps all.
         validation: see `fedloom.data.split.hold_out`.
-        anybody: whether all people of the first file with a label are aligned or tested, though other files may lack
-            them; otherwise only those that all files have.
-        presence: which aligned and test people each party has, by the first party's ids; None for all.
+        anybody: whether all people of the first file with a label are aligned or tested, though
+            other files may lack them; otherwise only those that all files have.
+        presence: which aligned and test people each party has, by the first party's ids; None for
+            all.
 
     Raises:
         DataError: a file is invalid, ids do not match, or there are too few people.
@@ -146,7 +164,8 @@ def from_files(
     keys = [id] * len(files) if isinstance(id, str) else list(id)
     if len(files) < 2 or len(keys) != len(files):
         raise DataError(
-            f"from_files needs at least 2 files, and one id or one for each, not {len(files)} files and ids {keys}."
+            f"from_files needs at least 2 files, and one id or one for each, not {len(files)} "
+            f"files and ids {keys}."
         )
     refuse_unknown_files(options.decimals, map(Path, files))
     held = [PartyFile.active(Path(files[0]), keys[0], label, options.of_file(Path(files[0]).name))]
@@ -157,7 +176,9 @@ def from_files(
     _check_named(held, options)
     ids, y, (parts, part_names) = [own.ids for own in held], held[0].labels, held[0].strata
     common = (
-        [np.arange(len(y)), *(_found(ids[0], other, align) for other in ids[1:])] if anybody else _common(ids, align)
+        [np.arange(len(y)), *(_found(ids[0], other, align) for other in ids[1:])]
+        if anybody
+        else _common(ids, align)
     )
     known = [np.full(len(words), -1, dtype=np.int64) for words in ids]
     for rows, numbers in zip(common, known, strict=True):
@@ -187,7 +208,15 @@ def from_files(
     if not held[0].classes:
         target, of_range = scale_of(labels), (part_names, split.labels, split.test_labels)
     return VerticalDataset(
-        Path(files[0]).stem, "table", held[0].classes, tuple(views), labels, tested, label, target, of_range
+        Path(files[0]).stem,
+        "table",
+        held[0].classes,
+        tuple(views),
+        labels,
+        tested,
+        label,
+        target,
+        of_range,
     )
 
 
@@ -197,7 +226,10 @@ def _check_named(held: Sequence[PartyFile], options: DataOptions) -> None:
     for setting, names in (("keep", options.keep), ("encode", tuple(options.encode))):
         for name in names:
             if not any(matches(name, column) for column in columns):
-                raise DataError(f"data.{setting} names the column {name!r}, but the files have {columns[:20]} only.")
+                raise DataError(
+                    f"data.{setting} names the column {name!r}, but the files have "
+                    f"{columns[:20]} only."
+                )
 
 
 def _common(ids: Sequence[list[str]], align: Align) -> list[np.ndarray]:
@@ -214,16 +246,26 @@ def _found(first: list[str], other: list[str], align: Align) -> np.ndarray:
 
 
 def _checked(common: list[np.ndarray], sizes: list[int]) -> list[np.ndarray]:
-    """An alignment's rows in the order of the first party's. Raises DataError if they are invalid."""
-    fits = len(common) == len(sizes) and len({rows.shape for rows in common}) == 1 and common[0].ndim == 1
+    """An alignment's rows in the order of the first party's. Raises DataError if they
+    are invalid.
+    """
+    fits = (
+        len(common) == len(sizes)
+        and len({rows.shape for rows in common}) == 1
+        and common[0].ndim == 1
+    )
     if fits and all(
         not len(rows)
-        or (rows.dtype.kind in "iu" and rows.min() >= 0 and len(np.unique(rows[rows < size])) == len(rows))
+        or (
+            rows.dtype.kind in "iu"
+            and rows.min() >= 0
+            and len(np.unique(rows[rows < size])) == len(rows)
+        )
         for rows, size in zip(common, sizes, strict=True)
     ):
         order = np.argsort(common[0])  # an alignment's own order may differ from run to run
         return [rows[order].astype(np.int64) for rows in common]
     raise DataError(
-        f"An alignment must return equally many distinct row numbers below {sizes} for {len(sizes)} parties, not "
-        f"{[rows.shape for rows in common]}."
+        f"An alignment must return equally many distinct row numbers below {sizes} for "
+        f"{len(sizes)} parties, not {[rows.shape for rows in common]}."
     )

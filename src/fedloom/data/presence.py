@@ -21,10 +21,11 @@ class RowPresence:
 
     Attributes:
         seed: of the draws.
-        missing: for each party, the probability that it lacks an aligned row, drawn for each row alone.
+        missing: for each party, the probability that it lacks an aligned row, drawn for each row
+            alone.
         missing_test: the same for test rows.
-        listed: key of a row -> for each party, whether it has the row, instead of draws; all parties have the rows
-            without an entry.
+        listed: key of a row -> for each party, whether it has the row, instead of draws; all
+            parties have the rows without an entry.
     """
 
     seed: int = 0
@@ -32,22 +33,35 @@ class RowPresence:
     missing_test: Sequence[float] = ()
     listed: Mapping[str, Sequence[bool]] | None = None
 
-    def of(self, party: int, aligned: Sequence[object], test: Sequence[object]) -> tuple[np.ndarray, np.ndarray]:
+    def of(
+        self, party: int, aligned: Sequence[object], test: Sequence[object]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(N_a,) and (T,) bool, whether the party has each of the rows with these keys."""
         if self.listed is not None:
-            found = [[self.listed[str(key)][party] if str(key) in self.listed else True for key in keys]
-                     for keys in (aligned, test)]  # fmt: skip
+            found = [
+                [self.listed[str(key)][party] if str(key) in self.listed else True for key in keys]
+                for keys in (aligned, test)
+            ]
             return np.array(found[0], dtype=bool), np.array(found[1], dtype=bool)
-        draws = (stream(self.seed, f"columns.missing {part}", party) for part in ("aligned", "test"))
-        first, second = (draw.random(len(keys)) for draw, keys in zip(draws, (aligned, test), strict=True))
+        draws = (
+            stream(self.seed, f"columns.missing {part}", party) for part in ("aligned", "test")
+        )
+        first, second = (
+            draw.random(len(keys)) for draw, keys in zip(draws, (aligned, test), strict=True)
+        )
         return first >= self.missing[party], second >= self.missing_test[party]
 
 
 def had(
-    presence: RowPresence | None, party: int, aligned: Sequence[object], unaligned: int, test: Sequence[object]
+    presence: RowPresence | None,
+    party: int,
+    aligned: Sequence[object],
+    unaligned: int,
+    test: Sequence[object],
 ) -> np.ndarray | None:
-    """(n,) bool, whether the party has the aligned and test rows with these keys, and its own `unaligned` ones between
-    them, which it has; None if it has all."""
+    """(n,) bool, whether the party has the aligned and test rows with these keys, and its own
+    `unaligned` ones between them, which it has; None if it has all.
+    """
     if presence is None:
         return None
     first, last = presence.of(party, aligned, test)
@@ -60,12 +74,16 @@ def read_presence(file: Path, key: str, parties: int) -> dict[str, tuple[bool, .
     Every other column is of a party, in their order; its cells are 1 (yes, true) or 0 (no, false).
 
     Raises:
-        DataError: the file lacks the key, names a row twice, has other than `parties` columns, or a cell is neither.
+        DataError: the file lacks the key, names a row twice, has other than `parties` columns, or a
+            cell is neither.
     """
     table = {name: column.text for name, column in read_csv(file, needed=[key]).items()}
     keys = table.pop(key)
     if len(table) != parties:
-        raise DataError(f"{file} must have {key!r} and a column for each of {parties} parties, not {list(table)}.")
+        raise DataError(
+            f"{file} must have {key!r} and a column for each of {parties} parties, not "
+            f"{list(table)}."
+        )
     if len(set(keys)) < len(keys):
         raise DataError(f"{file} names a row twice in its column {key!r}; each row may occur once.")
     cells = [word.strip().lower() for column in table.values() for word in column]
@@ -91,8 +109,9 @@ def complete_rows(data: VerticalDataset, needed: Sequence[int] = ()) -> Vertical
         return data
     if not whole.any():
         raise DataError(
-            f"None of {len(whole)} aligned rows is complete: lower columns.missing, or use a method that learns from "
-            "incomplete rows (laser-vfl, or split with params.incomplete=zeros)."
+            f"None of {len(whole)} aligned rows is complete: lower columns.missing, or use a "
+            "method that learns from incomplete rows (laser-vfl, or split with "
+            "params.incomplete=zeros)."
         )
     views = tuple(_without(view, data.labels, whole) for view in data.views)
     return replace(data, views=views, labels=data.labels[whole])
@@ -102,6 +121,7 @@ def _without(view: PartyView, labels: np.ndarray, whole: np.ndarray) -> PartyVie
     """A party's view after its incomplete rows have become unaligned."""
     moved = ~whole & view.has(view.aligned)
     unaligned = np.concatenate([view.unaligned, view.aligned[moved]])
-    known = view.truth is not None and labels.dtype == view.truth.dtype  # a number to predict has no classes
+    # a number to predict has no classes
+    known = view.truth is not None and labels.dtype == view.truth.dtype
     truth = np.concatenate([view.truth, labels[moved]]) if known else None
     return replace(view, aligned=view.aligned[whole], unaligned=unaligned, truth=truth)

@@ -1,6 +1,7 @@
 """The role of each column of a user's table: label, owner, id, split, feature, or none.
 
-`understand` decides it from the settings of `[data]`, guesses what they leave open, and says so in sentences.
+`understand` decides it from the settings of `[data]`, guesses what they leave open, and says so in
+sentences.
 """
 
 import re
@@ -12,7 +13,16 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn, known_words
-from fedloom.data.grammar import MOST_NUMBERS, Grammar, dated, is_number, like_pair, moments, nearly_equal, unread
+from fedloom.data.grammar import (
+    MOST_NUMBERS,
+    Grammar,
+    dated,
+    is_number,
+    like_pair,
+    moments,
+    nearly_equal,
+    unread,
+)
 from fedloom.data.options import UNORDERED, DataOptions, Kind, OwnFile, SplitColumns, Understanding
 from fedloom.data.tables import (
     MISSING,
@@ -30,7 +40,18 @@ MAX_WORDS = 50
 """A text column with more different words is no category but text."""
 MIN_UNIQUE = 20
 """A column with so many values, all different, may be an identifier."""
-_OUTCOMES = (*LABELS, "outcome", "diagnosis", "disease", "default", "churn", "activity", "digit", "result", "status")
+_OUTCOMES = (
+    *LABELS,
+    "outcome",
+    "diagnosis",
+    "disease",
+    "default",
+    "churn",
+    "activity",
+    "digit",
+    "result",
+    "status",
+)
 _OWNERS: tuple[str, ...] = (
     "hospital",
     "clinic",
@@ -75,13 +96,14 @@ _PEOPLE = (
     "customer|employee|household|family"
 )
 _IDENTIFIER = re.compile(
-    r"(^|[_\W])(ids?|uuid|guid|mrn|ssn|e-?mail|phone)$|^(idx|index|key|name|pid|record|unnamed: ?\d+)$|"
-    rf"^row[_ .]?(names?|num(ber)?|nr|no)$|"
+    r"(^|[_\W])(ids?|uuid|guid|mrn|ssn|e-?mail|phone)$|^(idx|index|key|name|pid|record|unnamed: "
+    r"?\d+)$|^row[_ .]?(names?|num(ber)?|nr|no)$|"
     rf"({_PEOPLE}|school|client|account|loan|order|case|sample|visit|record|site)ids?$",
     re.I,
 )
 _UNIT = re.compile(rf"(^|[_\W])({_PEOPLE})([_\W]?(no|nr|num|number|code|name))?$", re.I)
-"""A column of this name, or an identifier, whose values repeat may name people with several rows."""
+"""A column of this name, or an identifier, whose values repeat may name people with several rows.
+"""
 _CAMEL = re.compile(r"[a-z]I[dD]$")
 _TIMES = ("year", "month", "day", "hour", "minute", "second")
 _DATES = ("date", "datetime", "timestamp", "time")
@@ -94,7 +116,8 @@ _SOME_ROWS = 200
 _EXCEL_ERROR = re.compile("#[A-Z0-9/]+[!?]")
 _LIKE_MISSING = re.compile(
     r"[-–—_*]{1,5}|n[./]?a[.]?|n[./]d[.]?|nan|nil|none|null|#null!|missing|unknown|unk|undefined|blank|empty|"
-    r"not (available|applicable|known|recorded|stated|specified)|no (data|answer|value)|k\.? ?a\.?|s/d|n\.? ?v\.?",
+    r"not (available|applicable|known|recorded|stated|specified)|no (data|answer|value)|k\.? "
+    r"?a\.?|s/d|n\.? ?v\.?",
     re.I,
 )
 """Words that are often written where a value is missing."""
@@ -115,8 +138,9 @@ class UnclearError(DataError):
         listed = ", ".join(f"{column!r} ({what})" for column, what in columns.items())
         one = next(iter(columns))
         super().__init__(
-            f"{name!r} has {'a column' if len(columns) == 1 else 'columns'} that cannot be read: {listed}. Or leave "
-            f"out with data.drop = {[*columns]}, or take as words with data.encode.{one} = 'category' or 'text'."
+            f"{name!r} has {'a column' if len(columns) == 1 else 'columns'} that cannot be read: "
+            f"{listed}. Or leave out with data.drop = {[*columns]}, or take as words with "
+            f"data.encode.{one} = 'category' or 'text'."
         )
 
 
@@ -134,12 +158,12 @@ class _Candidates:
             known = [*self.values, *self.dropped]
             if column in self.dropped:
                 raise DataError(
-                    f"data.{setting} names the column {column!r}, which is {self.dropped[column]} already; name "
-                    "another."
+                    f"data.{setting} names the column {column!r}, which is "
+                    f"{self.dropped[column]} already; name another."
                 )
             raise DataError(
-                f"data.{setting} names the column {column!r}, but {self.name!r} has only {_some(known)}."
-                f"{did_you_mean(column, known) if len(known) > 8 else ''}"
+                f"data.{setting} names the column {column!r}, but {self.name!r} has only "
+                f"{_some(known)}.{did_you_mean(column, known) if len(known) > 8 else ''}"
             )
         self.dropped |= {column: _ROLES[setting]} if setting in _ROLES else {}
         return self.values.pop(column)
@@ -185,7 +209,8 @@ def understand(
         ids = table.take(options.id, "id")
         if (repeated := len(ids) - len({*ids.text})) and ordered.unit != options.id:
             notes.append(
-                f"Column {options.id!r} (id) repeats in {repeated} rows: rows of one id may be in training and in test."
+                f"Column {options.id!r} (id) repeats in {repeated} rows: rows of one id may be "
+                "in training and in test."
             )
     split = table.take(options.test, "test") if isinstance(options.test, str) else None
     guessed = options.label is None
@@ -194,13 +219,17 @@ def understand(
     try:
         y, classes = labels_of(raw, name, named.get(label), options)
     except DataError as error:
-        raise DataError(f"{error} The label is a guess: name it as data.label." if guessed else str(error)) from None
+        raise DataError(
+            f"{error} The label is a guess: name it as data.label." if guessed else str(error)
+        ) from None
     if guessed:
         notes.append(f"The label is taken to be {label!r}: name it as data.label.")
     if y.dtype.kind == "f" and options.task is None and _whole(y):
         notes.append(
-            f"Column {label!r} has {len(np.unique(y[~unlabeled(y)]))} different whole numbers and is taken to be a "
-            'number to predict: if they are numbers of classes, set data.task = "classes", else "number".'
+            f"Column {label!r} has {len(np.unique(y[~unlabeled(y)]))} different whole numbers "
+            "and is taken to be a "
+            'number to predict: if they are numbers of classes, set data.task = "classes", else '
+            '"number".'
         )
     owners: tuple[str, ...] = ()
     groups = None
@@ -213,14 +242,20 @@ def understand(
     y_kept, groups_kept = y[some], None if groups is None else groups[some]
     present = np.unique(y_kept)
     if len(present) < 2 and y.dtype.kind == "f":
-        raise DataError(f"Column {label!r} of {name!r} must have different numbers, but has {len(present)}.")
+        raise DataError(
+            f"Column {label!r} of {name!r} must have different numbers, but has {len(present)}."
+        )
     if len(present) < 2:
         only = classes[int(present[0])] if len(present) else "none"
-        raise DataError(f"Column {label!r} of {name!r} must have at least 2 classes, but has {only!r} only.")
+        raise DataError(
+            f"Column {label!r} of {name!r} must have at least 2 classes, but has {only!r} only."
+        )
     if (gone := int(unlabeled(y).sum())) > 0:
         notes.append(f"{gone} of {len(y)} rows have no label in {label!r} and are left out.")
     if group is not None and (gone := int(lost.sum())):
-        notes.append(f"{gone} of {len(y)} rows have no owner in {options.group!r} and are left out.")
+        notes.append(
+            f"{gone} of {len(y)} rows have no owner in {options.group!r} and are left out."
+        )
     notes += _label_notes(raw, y[~unlabeled(y)], classes)
     notes += [
         f"Owners {_some(names)} differ in writing only: correct the data if they are one."
@@ -235,39 +270,62 @@ def understand(
     for column in (*([] if unit is None else [unit]), *time):
         if column not in columns:
             raise DataError(
-                f"{name!r} has no column {column!r}, but {_some(list(columns))}.{did_you_mean(column, list(columns))}"
+                f"{name!r} has no column {column!r}, but "
+                f"{_some(list(columns))}.{did_you_mean(column, list(columns))}"
             )
         if count := int(columns[column].missing[kept].sum()):
-            raise DataError(f"Column {column!r} lacks {count} of {len(kept)} values; correct or drop those rows.")
+            raise DataError(
+                f"Column {column!r} lacks {count} of {len(kept)} values; correct or drop those "
+                "rows."
+            )
         if column in table.values and (column == unit or columns[column].values.dtype.kind == "O"):
             table.drop(column, "the unit" if column == unit else "the time")
     kinds: dict[str, Kind] = {}
     if picture:
         table.values.clear()
     else:
-        for column in table.values.keys() & named.keys():  # class numbers become their names, or None if missing
+        # class numbers become their names, or None if missing
+        for column in table.values.keys() & named.keys():
             table.values[column] = class_names(table.values[column], named[column])
         kinds = _features(table, options, kept, notes)
-    features = {column: _typed(found, kinds[column])[some] for column, found in table.values.items()}
+    features = {
+        column: _typed(found, kinds[column])[some] for column, found in table.values.items()
+    }
     notes += _copy_notes(features, y_kept, groups_kept)
     data = [name for name, values in features.items() if _names_value(name, values)]
     if 2 * len(data) > len(features):
-        notes.append(f"Columns' names are values, such as {data[0]!r}: check that the first row is the header.")
-    missing = {column: count for column, values in features.items() if (count := int(_gaps(values).sum()))}
+        notes.append(
+            f"Columns' names are values, such as {data[0]!r}: check that the first row is the "
+            "header."
+        )
+    missing = {
+        column: count for column, values in features.items() if (count := int(_gaps(values).sum()))
+    }
     notes += _missing_notes([raw, *table.values.values()])
     lacking = (
-        {} if options.missing_columns == "refuse" or groups_kept is None else _lacking(features, groups_kept, owners)
+        {}
+        if options.missing_columns == "refuse" or groups_kept is None
+        else _lacking(features, groups_kept, owners)
     )
-    notes += [f"Owner {owner!r} lacks {_some(names)}: values are missing there." for owner, names in lacking.items()]
+    notes += [
+        f"Owner {owner!r} lacks {_some(names)}: values are missing there."
+        for owner, names in lacking.items()
+    ]
     guess = None if options.group else _guess_group(columns, label, options)
-    others = {name: c for name, c in columns.items() if name not in (label, options.group, guess, options.test)}
+    others = {
+        name: c
+        for name, c in columns.items()
+        if name not in (label, options.group, guess, options.test)
+    }
     unit_guess = None if ordered.unit or options.id else _guess_unit(others, groups)
     if test is not None:
         mask = np.zeros(len(y), dtype=bool)
         mask[test] = True
         test = np.flatnonzero(mask[kept]).astype(np.int64)
         if not 0 < len(test) < len(kept):
-            raise DataError(f"{name!r} has {len(test)} test rows of {len(kept)}; both parts need rows.")
+            raise DataError(
+                f"{name!r} has {len(test)} test rows of {len(kept)}; both parts need rows."
+            )
     raw_table = RawTable(
         name,
         features,
@@ -279,11 +337,22 @@ def understand(
         label,
     )
     return Understanding(
-        raw_table, label, guessed, options, kinds, missing, table.dropped, tuple(notes), kept, guess,
+        raw_table,
+        label,
+        guessed,
+        options,
+        kinds,
+        missing,
+        table.dropped,
+        tuple(notes),
+        kept,
+        guess,
         tuple(column for column in features if any(column in names for names in lacking.values())),
-        time_guess, None if unit is None else columns[unit].words[kept],
-        tuple(_times(columns[column])[kept] for column in time), unit_guess,
-    )  # fmt: skip
+        time_guess,
+        None if unit is None else columns[unit].words[kept],
+        tuple(_times(columns[column])[kept] for column in time),
+        unit_guess,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,7 +374,8 @@ def own_rows(
     wanted: Collection[str] = (),
     test: np.ndarray | None = None,
 ) -> OwnRows:
-    """The rows that the owner of a node's file lets runs use, by the rules of `understand` and without guesses.
+    """The rows that the owner of a node's file lets runs use, by the rules of `understand` and
+    without guesses.
 
     Args:
         columns, name, test: as in `understand`.
@@ -313,8 +383,8 @@ def own_rows(
         wanted: the columns that a run uses as input.
 
     Raises:
-        DataError: a named column or owner does not exist, the rows have several owners and none is named, or a wanted
-            column is not allowed or is an identifier by its name.
+        DataError: a named column or owner does not exist, the rows have several owners and none is
+            named, or a wanted column is not allowed or is an identifier by its name.
     """
     table, options, notes = _Candidates(name, dict(columns)), file.options, list[str]()
     used = np.ones(len(next(iter(columns.values()))), dtype=bool)
@@ -325,12 +395,14 @@ def own_rows(
         known = known_words(words)
         if file.owner is None and len(known) > 1:
             raise DataError(
-                f"Column {options.group!r} (data.group) names {len(known)} owners, but a node has the rows of one: set "
-                f"owner in [data.{name}] to its name, or use a file with its rows only."
+                f"Column {options.group!r} (data.group) names {len(known)} owners, but a node "
+                f"has the rows of one: set owner in [data.{name}] to its name, or use a file "
+                "with its rows only."
             )
         if file.owner is not None and file.owner not in known:
             raise DataError(
-                f"There is no owner {file.owner!r} in column {options.group!r}.{did_you_mean(file.owner, known)}"
+                f"There is no owner {file.owner!r} in column "
+                f"{options.group!r}.{did_you_mean(file.owner, known)}"
             )
         used &= (words == file.owner) if file.owner is not None else used
     if options.id is not None:
@@ -342,33 +414,49 @@ def own_rows(
     if options.label is not None:
         gaps = table.take(options.label, "label").missing
         if count := int((gaps & used).sum()):
-            notes.append(f"{count} of {used.sum()} rows have no label in {options.label!r} and are left out.")
+            notes.append(
+                f"{count} of {used.sum()} rows have no label in {options.label!r} and are left out."
+            )
         used &= ~gaps
         if file.classes:
             foreign = used & ~np.isin(columns[options.label].words, file.classes)
             if count := int(foreign.sum()):
-                notes.append(f"{count} of {used.sum()} rows have a label outside classes and are left out.")
+                notes.append(
+                    f"{count} of {used.sum()} rows have a label outside classes and are left out."
+                )
             used &= ~foreign
     _check_patterns(table, options)
     kept = np.flatnonzero(used)
     if not len(kept):
-        raise DataError(f"{name!r} has no row with a label that is for training or testing; correct its file.")
+        raise DataError(
+            f"{name!r} has no row with a label that is for training or testing; correct its file."
+        )
     for column in wanted:
         if column not in columns:
-            raise DataError(f"{name!r} must have a column {column!r}, but has {_some(list(columns))}.")
+            raise DataError(
+                f"{name!r} must have a column {column!r}, but has {_some(list(columns))}."
+            )
         if reason := left_out(column, options) or table.dropped.get(column, ""):
             raise DataError(f"The run uses column {column!r} of {name!r}, which is {reason}.")
-        if column not in options.keep and _names_rows(column):  # values do not count: the run chose the column
-            raise DataError(f"The run uses column {column!r}, which is {BY_NAME}. Name it in data.keep to allow it.")
+        # values do not count: the run chose the column
+        if column not in options.keep and _names_rows(column):
+            raise DataError(
+                f"The run uses column {column!r}, which is {BY_NAME}. Name it in data.keep to "
+                "allow it."
+            )
     if test is not None:
         test = np.flatnonzero(np.isin(kept, test)).astype(np.int64)
         if not 0 < len(test) < len(kept):
-            raise DataError(f"{name!r} has {len(test)} test rows of {len(kept)}; both parts need rows.")
+            raise DataError(
+                f"{name!r} has {len(test)} test rows of {len(kept)}; both parts need rows."
+            )
     return OwnRows(kept, test, tuple(notes))
 
 
 def refuse_identifier(column: str, cells: RawColumn, options: DataOptions) -> None:
-    """Raise DataError if a column that `keep` does not name in full has the values of an identifier."""
+    """Raise DataError if a column that `keep` does not name in full has the values of an
+    identifier.
+    """
     known = cells.values[~cells.missing]
     words = _counted(known) if known.dtype.kind == "O" else {}
     count = len(words) or len(different(known))
@@ -378,7 +466,9 @@ def refuse_identifier(column: str, cells: RawColumn, options: DataOptions) -> No
 
 
 def allowed(column: str, options: DataOptions) -> bool:
-    """Whether runs may use a column of a node's file: `keep` names or matches it, and it has no other role."""
+    """Whether runs may use a column of a node's file: `keep` names or matches it, and it has no
+    other role.
+    """
     roles = {options.label, options.group, options.id, options.test}
     return bool(options.keep) and column not in roles and not left_out(column, options)
 
@@ -387,7 +477,11 @@ def left_out(column: str, options: DataOptions) -> str:
     """Why `drop` or `keep` makes a column no feature; "" if they do not."""
     if any(matches(pattern, column) for pattern in options.drop):
         return "dropped as you said"
-    return "not in data.keep" if options.keep and not any(matches(p, column) for p in options.keep) else ""
+    return (
+        "not in data.keep"
+        if options.keep and not any(matches(p, column) for p in options.keep)
+        else ""
+    )
 
 
 def _guess_label(table: _Candidates, typed_columns: Sequence[str], picture: bool) -> str:
@@ -395,12 +489,15 @@ def _guess_label(table: _Candidates, typed_columns: Sequence[str], picture: bool
     names = list(table.values)
     by_name = [column for column in names if column.lower() in LABELS]
     outcomes = [column for column in names if column.lower() in _OUTCOMES]
-    candidates = [*typed_columns] or by_name or (outcomes if len(outcomes) == 1 else [] if picture else names[-1:])
+    candidates = (
+        [*typed_columns]
+        or by_name
+        or (outcomes if len(outcomes) == 1 else [] if picture else names[-1:])
+    )
     if len(candidates) != 1:
         raise DataError(
-            f"{table.name!r} must have one label column, but {_some(candidates) or 'none'} of its columns "
-            f"{_some(names)} "
-            "could be it; name it as data.label."
+            f"{table.name!r} must have one label column, but {_some(candidates) or 'none'} of "
+            f"its columns {_some(names)} could be it; name it as data.label."
         )
     return candidates[0]
 
@@ -408,8 +505,8 @@ def _guess_label(table: _Candidates, typed_columns: Sequence[str], picture: bool
 def labels_of(
     column: RawColumn, name: str, known: Sequence[str] | None, options: DataOptions
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(n,) int64 classes, -1 for a missing label, and the classes' names, sorted unless the files number them; or
-    (n,) float64 numbers to predict, NaN for a missing one, and no names.
+    """(n,) int64 classes, -1 for a missing label, and the classes' names, sorted unless the files
+    number them; or (n,) float64 numbers to predict, NaN for a missing one, and no names.
 
     Args:
         column: of the labels.
@@ -422,7 +519,9 @@ def labels_of(
     """
     where = f"Column {column.name!r} of {name!r}"
     if column.several:
-        raise DataError(f"{where} holds several labels in a row; fedloom predicts one: choose another label.")
+        raise DataError(
+            f"{where} holds several labels in a row; fedloom predicts one: choose another label."
+        )
     values = column.values
     if known is not None and options.task != "number":
         codes = np.where(column.missing, -1, np.nan_to_num(values, nan=-1)).astype(np.int64)
@@ -437,7 +536,8 @@ def labels_of(
     y, names = column.codes()
     if len(fractions):
         raise DataError(
-            f'{where} holds decimal numbers, such as {fractions[0]:g}: set data.task = "number" to predict them, '
+            f'{where} holds decimal numbers, such as {fractions[0]:g}: set data.task = "number" '
+            "to predict them, "
             "choose a class column, or divide the numbers into classes first."
         )
     if options.task is None and not len(numbers):
@@ -446,21 +546,24 @@ def labels_of(
     single = {part[0] for part in parts if len(part) == 1}
     if any(len(part) > 1 and set(part) <= single for part in parts):
         raise DataError(
-            f"{where} holds several labels in a row, such as {next(w for w in names if _SEPARATORS.search(w))!r}; "
-            "fedloom predicts one class: choose another label, or write each combination as one word."
+            f"{where} holds several labels in a row, such as "
+            f"{next(w for w in names if _SEPARATORS.search(w))!r}; fedloom predicts one class: "
+            "choose another label, or write each combination as one word."
         )
     return y, names
 
 
 def refuse_no_classes(labels: RawColumn, where: str) -> None:
-    """Raise DataError if words are no classes but numbers that the grammar does not read, dates or free text."""
+    """Raise DataError if words are no classes but numbers that the grammar does not read, dates or
+    free text.
+    """
     words, rows = labels.counts, sum(labels.counts.values())
     says = 'set data.task = "classes" if they are classes'
     if odd := mistakes(words, labels.grammar):
         raise DataError(
             f"{where} has numbers, but {sum(odd.values())} of its {rows} values are not, such as "
-            f"{next(iter(odd))[:40]!r}; correct them, or leave them empty, or list the word in data.missing_words; or "
-            f"{says}."
+            f"{next(iter(odd))[:40]!r}; correct them, or leave them empty, or list the word in "
+            f"data.missing_words; or {says}."
         )
     what = unread(words, labels.grammar)
     if dated(words) or what.startswith(DATES):
@@ -469,8 +572,9 @@ def refuse_no_classes(labels: RawColumn, where: str) -> None:
         raise DataError(f"{where} has {len(words)} different {what}; or {says}.")
     if len(words) > max(MAX_WORDS, rows // 10) or 2 * len(words) > max(rows, MIN_UNIQUE):
         raise DataError(
-            f"{where} has {len(words)} different values in {rows} rows: it looks like free text or an id; choose a "
-            f"class column, or divide the values into classes first; or {says}."
+            f"{where} has {len(words)} different values in {rows} rows: it looks like free text "
+            "or an id; choose a class column, or divide the values into classes first; or "
+            f"{says}."
         )
 
 
@@ -479,8 +583,8 @@ def refuse_unnamed(codes: np.ndarray, names: Sequence[str], where: str) -> None:
     wrong = codes[(codes < -1) | (codes >= len(names))]
     if len(wrong):
         raise DataError(
-            f"{where} has the class number {wrong[0]}, but the file names {len(names)} classes, 0 to {len(names) - 1}; "
-            "correct the column or its names."
+            f"{where} has the class number {wrong[0]}, but the file names {len(names)} classes, "
+            f"0 to {len(names) - 1}; correct the column or its names."
         )
 
 
@@ -496,19 +600,24 @@ def class_names(column: RawColumn, names: Sequence[str]) -> RawColumn:
 
 
 def _owners(column: RawColumn, options: DataOptions) -> tuple[tuple[str, ...], np.ndarray]:
-    """Names of the owners as written, the unseen ones last, and (n,) int64 owner of each row, 0 for a gap."""
+    """Names of the owners as written, the unseen ones last, and (n,) int64 owner of each row, 0 for
+    a gap.
+    """
     if column.missing_words:  # "NA" may be an owner's name, which must not get lost
         _refuse_unowned(column)
     codes, order = column.codes()
     rows = int((codes >= 0).sum())
     if len(order) < 2 or len(order) > rows // 2:
         raise DataError(
-            f"Column {column.name!r} (data.group) has {len(order)} owners in {rows} rows; there must be at least "
-            "2, with 2 rows each on average. Name another column."
+            f"Column {column.name!r} (data.group) has {len(order)} owners in {rows} rows; there "
+            "must be at least 2, with 2 rows each on average. Name another column."
         )
     for owner in {*options.unseen, *(options.test if isinstance(options.test, tuple) else ())}:
         if owner not in order:
-            raise DataError(f"There is no owner {owner!r} in column {column.name!r}.{did_you_mean(owner, order)}")
+            raise DataError(
+                f"There is no owner {owner!r} in column "
+                f"{column.name!r}.{did_you_mean(owner, order)}"
+            )
     last = sorted(range(len(order)), key=lambda number: order[number] in options.unseen)
     places = np.argsort(last)
     return tuple(order[number] for number in last), places[np.maximum(codes, 0)].astype(np.int64)
@@ -519,8 +628,9 @@ def _refuse_unowned(column: RawColumn) -> None:
     if count := int(column.missing.sum()):
         words = f" ({_some(list(column.missing_words))} count as empty: see data.missing_words)"
         raise DataError(
-            f"Column {column.name!r} (data.group) must name an owner in each row, but {count} of {len(column)} are "
-            f"empty{words if column.missing_words else ''}; correct or drop those rows."
+            f"Column {column.name!r} (data.group) must name an owner in each row, but {count} of "
+            f"{len(column)} are empty{words if column.missing_words else ''}; correct or drop "
+            "those rows."
         )
 
 
@@ -530,8 +640,8 @@ def _split_parts(column: RawColumn) -> np.ndarray:
     odd = sorted(set(words) - _PARTS.keys())
     if odd:
         raise DataError(
-            f"Column {column.name!r} (data.test) must say train or test (or false or true, 0 or 1) in each row, but "
-            f"has {odd[0]!r}."
+            f"Column {column.name!r} (data.test) must say train or test (or false or true, 0 or "
+            f"1) in each row, but has {odd[0]!r}."
         )
     return np.array([_PARTS[word] for word in words])
 
@@ -554,10 +664,14 @@ def _outside_split(split: RawColumn | None, y: np.ndarray) -> np.ndarray:
     return np.flatnonzero(used if split is None else used & (_split_parts(split) != "validation"))
 
 
-def _held_out_owners(options: DataOptions, owners: Sequence[str], groups: np.ndarray | None) -> np.ndarray:
+def _held_out_owners(
+    options: DataOptions, owners: Sequence[str], groups: np.ndarray | None
+) -> np.ndarray:
     """Rows of the owners that `data.test` names."""
     if groups is None:
-        raise DataError(f"data.test names owners, {_some(options.test or ())}; name their column as data.group.")
+        raise DataError(
+            f"data.test names owners, {_some(options.test or ())}; name their column as data.group."
+        )
     return np.flatnonzero(np.isin(groups, [owners.index(name) for name in options.test or ()]))
 
 
@@ -565,21 +679,31 @@ def _guess_group(columns: Mapping[str, RawColumn], label: str, options: DataOpti
     """A column that looks like the rows' owners, by its name and its number of values."""
     for column, found in columns.items():
         word = re.sub(r"[_\W]?(id|no|nr|name|code)$", "", column.lower())
-        plausible = column not in (label, options.id) and word.split("_")[-1] in _OWNERS and not found.missing.any()
+        plausible = (
+            column not in (label, options.id)
+            and word.split("_")[-1] in _OWNERS
+            and not found.missing.any()
+        )
         if plausible and 2 <= len({*found.text}) <= max(2, len(found) // 10):
             return column
     return None
 
 
 def _guess_unit(columns: Mapping[str, RawColumn], groups: np.ndarray | None) -> str | None:
-    """A column that looks like people with several rows, each of one owner: by its name, and by values that repeat."""
+    """A column that looks like people with several rows, each of one owner: by its name, and by
+    values that repeat.
+    """
     for column, found in columns.items():
         if not (_names_rows(column) or _UNIT.search(column)) or found.missing.any():
             continue
         codes = np.unique(found.text, return_inverse=True)[1].reshape(-1)
-        count, owner = int(codes.max()) + 1, np.zeros(len(codes), np.int64) if groups is None else groups
+        count = int(codes.max()) + 1
+        owner = np.zeros(len(codes), np.int64) if groups is None else groups
         pairs = len(np.unique(np.stack([codes, owner]), axis=1).T)
-        if max(MIN_UNIQUE, 2 * (int(owner.max()) + 1)) <= count <= len(codes) - MIN_UNIQUE and pairs == count:
+        if (
+            max(MIN_UNIQUE, 2 * (int(owner.max()) + 1)) <= count <= len(codes) - MIN_UNIQUE
+            and pairs == count
+        ):
             return column
     return None
 
@@ -602,14 +726,18 @@ def _guess_time(columns: Mapping[str, RawColumn], label: str) -> tuple[str, ...]
 
 
 def _times(column: RawColumn) -> np.ndarray:
-    """(n,) float64 that grow with time, NaN for a gap. Raises DataError if the words are no times."""
+    """(n,) float64 that grow with time, NaN for a gap. Raises DataError if the words
+    are no times.
+    """
     if column.values.dtype.kind != "O" and not column.is_text:
         return column.values.astype(np.float64)
     places = moments(known_words(column.words), column.name)
     return np.array([np.nan if word is None else places[word] for word in column.words])
 
 
-def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes: list[str]) -> dict[str, Kind]:
+def _features(
+    table: _Candidates, options: DataOptions, kept: np.ndarray, notes: list[str]
+) -> dict[str, Kind]:
     """The kind of each feature. Other columns are dropped, with a reason."""
     _check_patterns(table, options)
     for column in [*table.values]:
@@ -621,7 +749,8 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
     kinds: dict[str, Kind] = {}
     free: dict[str, str] = {}
     for column, found in [*table.values.items()]:
-        if len(kept) < len(found) and found.values.dtype.kind == "O":  # a row that is not used decides no type
+        # a row that is not used decides no type
+        if len(kept) < len(found) and found.values.dtype.kind == "O":
             found = table.values[column] = found.only(kept)
         values = found.values
         known = values[kept][~found.missing[kept]]
@@ -631,16 +760,28 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
         if words and not asked and not (column not in options.keep and _names_rows(column)):
             refuse_mistakes(column, words, found.grammar)
         reason = "" if asked or column in options.keep else _suspicion(found, known, count, words)
-        if count == 1 and len(known) == len(kept) and not words and abs(known[0]) >= 2.0**53 and len(found.counts) > 1:
+        if (
+            count == 1
+            and len(known) == len(kept)
+            and not words
+            and abs(known[0]) >= 2.0**53
+            and len(found.counts) > 1
+        ):
             reason = "whole numbers above 2**53, which float64 does not tell apart"
             table.drop(column, reason)
-            notes.append(f"Column {column!r} is dropped: it has {reason}. Subtract the same number from them.")
+            notes.append(
+                f"Column {column!r} is dropped: it has {reason}. Subtract the same number from "
+                "them."
+            )
         elif count < 2 and (not count or len(known) == len(kept)):
             table.drop(column, "empty" if not count else "the same in every row")
             notes += [f"Column {column!r} is dropped: it has no value."] * (not count)
         elif reason:
             table.drop(column, reason)
-            notes.append(f"Column {column!r} is dropped: it is {reason}. data.keep = ['*', {column!r}] uses it.")
+            notes.append(
+                f"Column {column!r} is dropped: it is {reason}. data.keep = ['*', {column!r}] "
+                "uses it."
+            )
         elif asked:
             kinds[column] = asked
         elif values.dtype.kind != "O":
@@ -652,22 +793,35 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
             if unclear == DATES:
                 kinds[column] = "date"
                 notes.append(
-                    f"Column {column!r} has dates, which become years and parts of a circle. {_SAYS} or data.drop."
+                    f"Column {column!r} has dates, which become years and parts of a circle. "
+                    f"{_SAYS} or data.drop."
                 )
             elif unclear and column not in options.keep:
                 free[column] = f"{count} different {unclear}"
             elif kinds[column] == "text":
-                notes.append(f"Column {column!r} has {count} different texts, which are hashed. {_SAYS} or data.drop.")
+                notes.append(
+                    f"Column {column!r} has {count} different texts, which are hashed. {_SAYS} "
+                    "or data.drop."
+                )
             else:
                 notes += [
-                    f"Words {_some(group)} of column {column!r} differ in writing only: correct them if they are one."
+                    f"Words {_some(group)} of column {column!r} differ in writing only: correct "
+                    "them if they are one."
                     for group in nearly_equal(words)
                 ]
-                notes += _word_notes(column, words, found.grammar, f"it is a category. {_SAYS} or data.missing_words.")
+                notes += _word_notes(
+                    column,
+                    words,
+                    found.grammar,
+                    f"it is a category. {_SAYS} or data.missing_words.",
+                )
     if free:
         raise UnclearError(table.name, free)
     if not table.values:
-        raise DataError(f"{table.name!r} has no column that can be a feature: {table.dropped}. Name some in data.keep.")
+        raise DataError(
+            f"{table.name!r} has no column that can be a feature: {table.dropped}. Name some in "
+            "data.keep."
+        )
     return kinds
 
 
@@ -679,41 +833,62 @@ def _typed(column: RawColumn, kind: Kind) -> np.ndarray:
 
 
 def _names_value(name: str, values: np.ndarray) -> bool:
-    """Whether a column's name is one of its first words, or a number that counts no columns, as without a header."""
+    """Whether a column's name is one of its first words, or a number that counts no columns, as
+    without a header.
+    """
     if values.dtype.kind == "O":
         return name in values[:_SOME_ROWS].tolist()
     return is_number(name) and not name.isdigit()
 
 
-def _copy_notes(features: Mapping[str, np.ndarray], y: np.ndarray, groups: np.ndarray | None) -> list[str]:
-    """Notes on features that tell the label or the owner of every row, and on numbers that are another feature's."""
+def _copy_notes(
+    features: Mapping[str, np.ndarray], y: np.ndarray, groups: np.ndarray | None
+) -> list[str]:
+    """Notes on features that tell the label or the owner of every row, and on numbers that are
+    another feature's.
+    """
     notes, seen = list[str](), dict[tuple[float, ...], str]()
     for column, values in features.items():
         if np.array_equal(values, y) if y.dtype.kind == "f" else _same_parts(values, y):
-            notes.append(f"Column {column!r} tells the label of every row: drop it if it is known only later.")
+            notes.append(
+                f"Column {column!r} tells the label of every row: drop it if it is known only "
+                "later."
+            )
         elif groups is not None and _same_parts(values, groups):
-            notes.append(f"Column {column!r} tells the owner of every row: models can then tell owners apart.")
+            notes.append(
+                f"Column {column!r} tells the owner of every row: models can then tell owners "
+                "apart."
+            )
         if values.dtype.kind == "O":
             continue
         key = (float(values[0]), float(values[-1]), float(np.nansum(values)))
-        if key in seen and np.array_equal(features[seen[key]], values, equal_nan=values.dtype.kind == "f"):
+        if key in seen and np.array_equal(
+            features[seen[key]], values, equal_nan=values.dtype.kind == "f"
+        ):
             notes.append(f"Columns {seen[key]!r} and {column!r} are equal: drop one.")
         seen.setdefault(key, column)
     return notes
 
 
 def _same_parts(values: np.ndarray, codes: np.ndarray) -> bool:
-    """Whether the values (n,) have one code each, and the codes one value; each has two rows on average."""
+    """Whether the values (n,) have one code each, and the codes one value; each has two rows on
+    average.
+    """
 
     def same(step: int) -> bool:
         pairs = {*zip(values[::step].tolist(), codes[::step].tolist(), strict=True)}
         few = 1 < len(pairs) <= len(codes[::step]) // 2
-        return few and len({value for value, _ in pairs}) == len({code for _, code in pairs}) == len(pairs)
+        return few and len({value for value, _ in pairs}) == len(
+            {code for _, code in pairs}
+        ) == len(pairs)
 
-    return same(max(1, len(codes) // _SOME_ROWS)) and same(1)  # some rows tell most columns apart at little cost
+    # some rows tell most columns apart at little cost
+    return same(max(1, len(codes) // _SOME_ROWS)) and same(1)
 
 
-def _lacking(features: Mapping[str, np.ndarray], groups: np.ndarray, owners: Sequence[str]) -> dict[str, list[str]]:
+def _lacking(
+    features: Mapping[str, np.ndarray], groups: np.ndarray, owners: Sequence[str]
+) -> dict[str, list[str]]:
     """Owner -> the features that it has no value of, for owners that lack any."""
     gaps = {column: _gaps(values) for column, values in features.items()}
     every = {
@@ -727,11 +902,18 @@ def _lacking(features: Mapping[str, np.ndarray], groups: np.ndarray, owners: Seq
 def _missing_notes(columns: Sequence[RawColumn]) -> list[str]:
     """A note on the words that count as missing."""
     found = [
-        f"{word!r} ({count} in {c.name})" for c in columns for word, count in c.missing_words.items() if word != MISSING
+        f"{word!r} ({count} in {c.name})"
+        for c in columns
+        for word, count in c.missing_words.items()
+        if word != MISSING
     ]
     more = f" and {len(found) - 12} more" if len(found) > 12 else ""
     words = "Words that count as missing: "
-    return [f"{words}{', '.join(found[:12])}{more}. Set data.missing_words to keep them."] if found else []
+    return (
+        [f"{words}{', '.join(found[:12])}{more}. Set data.missing_words to keep them."]
+        if found
+        else []
+    )
 
 
 def _check_patterns(table: _Candidates, options: DataOptions) -> None:
@@ -755,29 +937,39 @@ def _label_notes(label: RawColumn, y: np.ndarray, classes: Sequence[str]) -> lis
         return [*notes, *_far_notes(label.name, numbers)]
     return [
         *notes,
-        *_word_notes(label.name, classes, label.grammar, "all are classes. Correct the data if they are not."),
+        *_word_notes(
+            label.name, classes, label.grammar, "all are classes. Correct the data if they are not."
+        ),
     ]
 
 
 def _word_notes(column: str, words: Collection[str], grammar: Grammar, so: str) -> list[str]:
-    """Notes on words that may be meant otherwise; `so` says what numbers with other words are taken to be."""
+    """Notes on words that may be meant otherwise; `so` says what numbers with other words are taken
+    to be.
+    """
     notes = []
     if errors := [word for word in words if _EXCEL_ERROR.fullmatch(word)]:
-        notes.append(f"Column {column!r} has errors of a spreadsheet, {_some(errors)}, as words: correct them.")
+        notes.append(
+            f"Column {column!r} has errors of a spreadsheet, {_some(errors)}, as words: correct "
+            "them."
+        )
     if gaps := [word for word in words if word != MISSING and _LIKE_MISSING.fullmatch(word)]:
         notes.append(
-            f"Column {column!r} has {_some(gaps)}, taken as written: if missing values are meant, list them in "
-            "data.missing_words."
+            f"Column {column!r} has {_some(gaps)}, taken as written: if missing values are "
+            "meant, list them in data.missing_words."
         )
     if (pairs := [word for word in words if like_pair(word)]) and 2 * len(pairs) > len(words):
         notes.append(
-            f"Column {column!r} has pairs of numbers such as {pairs[0]!r}, taken as words: if they are measured, write "
-            "each number in a column of its own."
+            f"Column {column!r} has pairs of numbers such as {pairs[0]!r}, taken as words: if "
+            "they are measured, write each number in a column of its own."
         )
     numbers = [word for word in words if grammar.is_number(word)]
     if 0 < len(numbers) < len(words):
         other = next(word for word in words if word not in numbers)
-        notes.append(f"Column {column!r} has numbers and other words, such as {numbers[0]!r} and {other!r}: {so}")
+        notes.append(
+            f"Column {column!r} has numbers and other words, such as {numbers[0]!r} and "
+            f"{other!r}: {so}"
+        )
     return notes
 
 
@@ -787,8 +979,8 @@ def _far_notes(column: str, known: np.ndarray) -> list[str]:
     if not far:
         return []
     return [
-        f"Column {column!r} has {far:.0f} in {int((known == far).sum())} rows, far from its other numbers: if it "
-        "stands for a missing value, list it in data.missing_words."
+        f"Column {column!r} has {far:.0f} in {int((known == far).sum())} rows, far from its "
+        "other numbers: if it stands for a missing value, list it in data.missing_words."
     ]
 
 
@@ -802,8 +994,9 @@ def _number_notes(column: str, found: RawColumn, known: np.ndarray) -> list[str]
         return notes
     if np.abs(known).max() >= 2.0**53 and len(found.counts) > len(different(known)):
         return [
-            f"Column {column!r} has whole numbers of 2**53 or more, whose last digits are lost: if they are codes, set "
-            f"data.encode.{column} = 'category'; else subtract the same number from them."
+            f"Column {column!r} has whole numbers of 2**53 or more, whose last digits are lost: "
+            f"if they are codes, set data.encode.{column} = 'category'; else subtract the same "
+            "number from them."
         ]
     if not np.array_equal(known, np.floor(known)):
         return []
@@ -811,19 +1004,21 @@ def _number_notes(column: str, found: RawColumn, known: np.ndarray) -> list[str]
         day, month = known % 100, known // 100 % 100
         if ((day >= 1) & (day <= 31) & (month >= 1) & (month <= 12)).all():
             return [
-                f"Column {column!r} has numbers such as {known[0]:.0f}, which may be dates: write those as 2022-01-31."
+                f"Column {column!r} has numbers such as {known[0]:.0f}, which may be dates: "
+                "write those as 2022-01-31."
             ]
     if found.is_text and (code := found.padded):
         return [
-            f"Column {column!r} has numbers such as {code!r}, of which the first zeros are lost: if they are codes, "
-            f"set data.encode.{column} = 'category'."
+            f"Column {column!r} has numbers such as {code!r}, of which the first zeros are lost: "
+            f"if they are codes, set data.encode.{column} = 'category'."
         ]
     return []
 
 
 def _far_code(known: np.ndarray) -> float:
-    """The least or the largest of the known numbers if it is of nines, such as -999, in several rows, and farther from
-    the others than these are from each other; else 0."""
+    """The least or the largest of the known numbers if it is of nines, such as -999, in several
+    rows, and farther from the others than these are from each other; else 0.
+    """
     for code in (float(known.min()), float(known.max())):
         if abs(code) in _NINES:
             others = known[known != code]
@@ -834,15 +1029,19 @@ def _far_code(known: np.ndarray) -> float:
 
 
 def _suspicion(column: RawColumn, known: np.ndarray, count: int, words: Mapping[str, int]) -> str:
-    """Why a column with `count` different known values, or known words -> rows, is probably an identifier; "" if it is
-    not."""
+    """Why a column with `count` different known values, or known words -> rows, is probably an
+    identifier; "" if it is not.
+    """
     flag = not words and count <= 2 and set(different(known)) <= {0, 1}
     if not flag and _names_rows(column.name):
         return BY_NAME
     if not count == len(known) >= MIN_UNIQUE:
         return ""
     if words:
-        short = not _unclear(words, column.grammar) and np.mean([len(word.split()) for word in words]) < 3
+        short = (
+            not _unclear(words, column.grammar)
+            and np.mean([len(word.split()) for word in words]) < 3
+        )
         return "an identifier: another word in every row" if short else ""
     every = column.values  # also of rows that are not used, without which a count has gaps
     numbered = len(different(every)) == len(every) and every.max() - every.min() == len(every) - 1
@@ -859,8 +1058,9 @@ def _counted(known: np.ndarray) -> dict[str, int]:
 
 
 def _unclear(words: Mapping[str, int], grammar: Grammar) -> str:
-    """What the known words -> rows of a feature are, if most are dates, or numbers or times that the grammar does not
-    read; else ""."""
+    """What the known words -> rows of a feature are, if most are dates, or numbers or times that
+    the grammar does not read; else "".
+    """
     return DATES if dated(words) else unread(words, grammar)
 
 

@@ -43,10 +43,11 @@ def simulate(
 ) -> VerticalDataset:
     """Divide the columns of a data set among parties.
 
-    Images are cut into a grid of cells, and columns into blocks; party m holds `blocks_per_party` of them from number m
-    on, cyclically. Draws have separate random streams: the test rows, those of `fedloom.data.split`, do not depend on
-    the number of parties or of aligned rows, and 200 aligned rows are the first of 600. Unaligned rows are of different
-    people at each party, none of them aligned or tested.
+    Images are cut into a grid of cells, and columns into blocks; party m holds `blocks_per_party`
+    of them from number m on, cyclically. Draws have separate random streams: the test rows, those
+    of `fedloom.data.split`, do not depend on the number of parties or of aligned rows, and 200
+    aligned rows are the first of 600. Unaligned rows are of different people at each party, none of
+    them aligned or tested.
 
     Args:
         name: as for `fedloom.data.sources.load`.
@@ -56,21 +57,23 @@ def simulate(
         aligned: number of aligned rows, labeled at the first party.
         unaligned: number of unaligned rows of each party; None for the largest possible.
         blocks_per_party: number of cells or blocks of each party; None for 2, or 1 for two parties.
-        grid: cells of an image as (rows, columns); None for one for each party (`images.default_grid`).
-        imbalance_ratio: majority class : minority class among the unaligned rows, for all parties or each; 1 is the
-            mix of all rows.
-        majority_classes: number of random majority classes of each party if the ratio is above 1; of two classes
-            class 0.
+        grid: cells of an image as (rows, columns); None for one for each party
+            (`images.default_grid`).
+        imbalance_ratio: majority class : minority class among the unaligned rows, for all parties
+            or each; 1 is the mix of all rows.
+        majority_classes: number of random majority classes of each party if the ratio is above 1;
+            of two classes class 0.
         rare_classes: classes with at most `rare_rows` aligned rows; other classes replace them.
         rare_rows: 0 for zero-shot, a few for few-shot.
-        balanced: whether the aligned rows are drawn evenly over the classes, as far as they have rows; None: for
-            images only.
+        balanced: whether the aligned rows are drawn evenly over the classes, as far as they have
+            rows; None: for images only.
         test_fraction: the share of each class that is tested if there is no official test split.
         test_rows: maximum number of test rows, a random sample; None keeps all.
         validation: see `fedloom.data.split.hold_out`.
         everything: the upper bound: all unaligned rows become aligned and labeled, with all views.
         options: the meaning of a file's columns.
-        presence: which aligned and test rows each party has, by their numbers in the data set; None for all.
+        presence: which aligned and test rows each party has, by their numbers in the data set; None
+            for all.
 
     Raises:
         DataError: the data cannot be read, a setting is invalid, or there are too few rows.
@@ -78,22 +81,39 @@ def simulate(
     data = load_raw(name, root=root, options=options)
     held = blocks_per_party if blocks_per_party is not None else min(2, parties - 1)
     ratio = imbalance_ratio
-    ratios = [float(value) for value in ratio] if isinstance(ratio, Sequence) else [float(ratio)] * parties
+    ratios = (
+        [float(value) for value in ratio]
+        if isinstance(ratio, Sequence)
+        else [float(ratio)] * parties
+    )
     check_settings(
         (aligned >= 1, "aligned", "at least 1", aligned),
         (unaligned is None or unaligned >= 0, "unaligned", "at least 0", unaligned),
         (rare_rows >= 0, "rare_rows", "at least 0", rare_rows),
         (test_rows is None or test_rows >= 1, "test_rows", "at least 1", test_rows),
         (parties >= 2, "parties", "at least 2", parties),
-        (data.test is not None or 0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction),
+        (
+            data.test is not None or 0 < test_fraction < 1,
+            "test_fraction",
+            "between 0 and 1",
+            test_fraction,
+        ),
     )
     parts, names = data.strata
     _check_classes(names, ratios, parties=parties, majority=majority_classes, rare=rare_classes)
-    hold = _cells(data, parties, held, grid) if isinstance(data, Dataset) else _blocks(data, parties, held, grid, seed)
-    out = hold_out(parts, data.test, seed=seed, fraction=test_fraction, limit=test_rows, validation=validation)
+    hold = (
+        _cells(data, parties, held, grid)
+        if isinstance(data, Dataset)
+        else _blocks(data, parties, held, grid, seed)
+    )
+    out = hold_out(
+        parts, data.test, seed=seed, fraction=test_fraction, limit=test_rows, validation=validation
+    )
     pool, test = np.setdiff1d(np.arange(len(data.y)), out.apart), out.kept
     y = parts[pool]
-    order = alignment_order(y, balanced=isinstance(data, Dataset) if balanced is None else balanced, seed=seed)
+    order = alignment_order(
+        y, balanced=isinstance(data, Dataset) if balanced is None else balanced, seed=seed
+    )
     chosen = first_rows(order, y, aligned, rare=rare_classes, rare_rows=rare_rows)
     shares = mixes(y, len(names), ratios=ratios, majority=majority_classes, seed=seed)
     own = deal_unaligned(order, y, chosen, shares, rows=unaligned, seed=seed, classes=names)
@@ -116,32 +136,55 @@ def simulate(
     if not data.classes:
         target, ranges = scale_of(labels), (names, y[chosen], parts[test])
     return VerticalDataset(
-        data.name, views[0].kind, data.classes, tuple(views), labels, data.y[test], data.label, target, ranges
+        data.name,
+        views[0].kind,
+        data.classes,
+        tuple(views),
+        labels,
+        data.y[test],
+        data.label,
+        target,
+        ranges,
     )
 
 
 def _check_classes(
-    classes: tuple[str, ...], ratios: list[float], *, parties: int, majority: int, rare: Sequence[int]
+    classes: tuple[str, ...],
+    ratios: list[float],
+    *,
+    parties: int,
+    majority: int,
+    rare: Sequence[int],
 ) -> None:
     if len(ratios) != parties or not all(1 <= ratio < float("inf") for ratio in ratios):
         raise DataError(
-            f"imbalance_ratio must be one number of at least 1, or one for each of {parties} parties, not {ratios}."
+            f"imbalance_ratio must be one number of at least 1, or one for each of {parties} "
+            f"parties, not {ratios}."
         )
     if max(ratios) > 1 and not 1 <= majority < len(classes):
         raise DataError(
-            f"majority_classes must be from 1 to {len(classes) - 1} for {len(classes)} classes, not {majority}."
+            f"majority_classes must be from 1 to {len(classes) - 1} for {len(classes)} classes, "
+            f"not {majority}."
         )
     if not set(rare) < set(range(len(classes))):
-        raise DataError(f"rare_classes must be a proper subset of the classes 0..{len(classes) - 1}, not {list(rare)}.")
+        raise DataError(
+            f"rare_classes must be a proper subset of the classes 0..{len(classes) - 1}, not "
+            f"{list(rare)}."
+        )
 
 
-def _cells(data: Dataset, parties: int, held: int, grid: tuple[int, int] | None) -> list[dict[str, Any]]:
+def _cells(
+    data: Dataset, parties: int, held: int, grid: tuple[int, int] | None
+) -> list[dict[str, Any]]:
     """The recipe of each party's cells."""
     rows, columns = grid or default_grid(parties)
     number = len(grid_cells((data.x.shape[2], data.x.shape[3]), (rows, columns)))
     _check_held(parties, held, number, f"cells of a {rows}x{columns} grid")
     shape = {"kind": "cells", "shape": list(data.input_shape), "grid": [rows, columns]}
-    return [{**shape, "cells": [(party + step) % number for step in range(held)]} for party in range(parties)]
+    return [
+        {**shape, "cells": [(party + step) % number for step in range(held)]}
+        for party in range(parties)
+    ]
 
 
 def _blocks(
@@ -152,19 +195,25 @@ def _blocks(
         raise DataError(f"grid applies to images, but {data.name!r} is a table; leave it out.")
     names = list(data.columns)
     if len(names) < parties:
-        raise DataError(f"{parties} parties need at least {parties} columns, but {data.name!r} has {len(names)}.")
+        raise DataError(
+            f"{parties} parties need at least {parties} columns, but {data.name!r} has "
+            f"{len(names)}."
+        )
     _check_held(parties, held, parties, "blocks of columns")
     blocks = np.array_split(stream(seed, "columns.blocks").permutation(len(names)), parties)
     takes = [[blocks[(party + step) % parties] for step in range(held)] for party in range(parties)]
     columns = {name: typed(name, values) for name, values in data.columns.items()}
-    return [{names[place]: columns[names[place]] for place in np.sort(np.concatenate(take))} for take in takes]
+    return [
+        {names[place]: columns[names[place]] for place in np.sort(np.concatenate(take))}
+        for take in takes
+    ]
 
 
 def _check_held(parties: int, held: int, number: int, what: str) -> None:
     if not 1 <= held <= number or number < parties:
         raise DataError(
-            f"{parties} parties with {held} each do not fit {number} {what}: at least {parties} are needed, and "
-            f"blocks_per_party must be from 1 to {number}."
+            f"{parties} parties with {held} each do not fit {number} {what}: at least {parties} "
+            f"are needed, and blocks_per_party must be from 1 to {number}."
         )
 
 
@@ -182,6 +231,8 @@ def _view(
     if isinstance(data, Dataset):
         x = crop_cells(data.x, tuple(part["grid"]), part["cells"], rows)
         shift, scale = (np.tile(level, len(part["cells"])) for level in (data.shift, data.scale))
-        return PartyView(name, blank(x, present), shift, scale, *parts, data.strata[0][own], part, present)
+        return PartyView(
+            name, blank(x, present), shift, scale, *parts, data.strata[0][own], part, present
+        )
     columns = {column: values[rows] for column, values in part.items()}
     return table_view(name, columns, *parts, data.strata[0][own], present)

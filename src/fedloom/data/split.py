@@ -1,4 +1,6 @@
-"""The split of a data set into clients' training rows, public rows, test rows, and the server's own rows."""
+"""The split of a data set into clients' training rows, public rows, test rows, and the server's own
+rows.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -15,7 +17,9 @@ from fedloom.data.partitions import PartitionFunction, check_options, find_parti
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Row numbers of a data set, int64 and ascending. Shards, public, test and server rows are disjoint."""
+    """Row numbers of a data set, int64 and ascending. Shards, public, test and server rows are
+    disjoint.
+    """
 
     shards: tuple[np.ndarray, ...]
     """Training rows of each client."""
@@ -45,9 +49,9 @@ def split(
 ) -> Split:
     """Draw the server's rows, then test rows, then public rows, and partition the rest.
 
-    Test rows, public rows, partition and each client's own test rows have separate random streams, so that neither the
-    number of clients nor the partition changes the test set or the public set. Of rows with owners, the same share of
-    each owner's rows is tested.
+    Test rows, public rows, partition and each client's own test rows have separate random streams,
+    so that neither the number of clients nor the partition changes the test set or the public set.
+    Of rows with owners, the same share of each owner's rows is tested.
 
     Example:
         >>> from fedloom import load
@@ -59,29 +63,44 @@ def split(
         dataset: the rows.
         clients: number of clients, at least 1.
         seed: of the run.
-        partition: a name in `PARTITIONS`, or a function (labels (n,), clients, generator) -> row numbers of each.
+        partition: a name in `PARTITIONS`, or a function (labels (n,), clients, generator) -> row
+            numbers of each.
         options: of the named partition.
-        server: number of training rows that only the server holds, drawn uniformly. They are the same for all seeds,
-            so that one pretrained model fits all; without an official test split, test rows are drawn from the rest.
+        server: number of training rows that only the server holds, drawn uniformly. They are the
+            same for all seeds, so that one pretrained model fits all; without an official test
+            split, test rows are drawn from the rest.
         public: number of public rows, drawn uniformly from the training rows.
-        test_fraction: the share of each class that is held out if the data set has no official test split.
+        test_fraction: the share of each class that is held out if the data set has no official test
+            split.
         test_rows: maximum number of test rows, a random sample; None keeps all.
-        own_test_rows: maximum number of test rows of each client, from the test split before it is cut to `test_rows`:
-            in the partition "natural" those of its owner, else rows in its own class mix, without repetition. None: all
-            of its owner, else 100.
+        own_test_rows: maximum number of test rows of each client, from the test split before it is
+            cut to `test_rows`: in the partition "natural" those of its owner, else rows in its own
+            class mix, without repetition. None: all of its owner, else 100.
         validation: see `hold_out`.
 
     Raises:
         DataError: the data has too few rows, or none for the test.
     """
     if not hasattr(dataset, "train"):
-        raise DataError(f"split takes a data set that load returned, not a {type(dataset).__name__}")
+        raise DataError(
+            f"split takes a data set that load returned, not a {type(dataset).__name__}"
+        )
     rows, (labels, names) = len(dataset.train), dataset.strata
     check_settings(
         (clients >= 1, "clients", "at least 1", clients),
-        (0 <= server < max(1, rows), "server", f"at least 0, and below the {rows} training rows", server),
+        (
+            0 <= server < max(1, rows),
+            "server",
+            f"at least 0, and below the {rows} training rows",
+            server,
+        ),
         (public >= 0, "public", "at least 0", public),
-        (dataset.test is not None or 0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction),
+        (
+            dataset.test is not None or 0 < test_fraction < 1,
+            "test_fraction",
+            "between 0 and 1",
+            test_fraction,
+        ),
         (test_rows is None or test_rows >= 1, "test_rows", "at least 1", test_rows),
         (own_test_rows is None or own_test_rows >= 0, "own_test_rows", "at least 0", own_test_rows),
     )
@@ -101,24 +120,38 @@ def split(
     test, kept = pool[held.every], pool[held.kept]
     if not len(kept):
         raise DataError(
-            f"{len(pool)} rows leave none for the test at test_fraction = {test_fraction:g}; use more rows, or a "
-            "larger test_fraction."
+            f"{len(pool)} rows leave none for the test at test_fraction = {test_fraction:g}; use "
+            "more rows, or a larger test_fraction."
         )
     pool = np.setdiff1d(pool, pool[held.apart], assume_unique=True)
     if public >= len(pool):
-        raise DataError(f"public_rows must be below {len(pool)}, the number of training rows, not {public}.")
+        raise DataError(
+            f"public_rows must be below {len(pool)}, the number of training rows, not {public}."
+        )
     shared = np.sort(stream(seed, "data.public").choice(pool, public, replace=False))
     pool = np.setdiff1d(pool, shared, assume_unique=True)
-    shards = tuple(pool[part] for part in _partition(dataset, pool, clients, seed, partition, options or {}))
+    shards = tuple(
+        pool[part] for part in _partition(dataset, pool, clients, seed, partition, options or {})
+    )
     by_class = [test[labels[test] == label] for label in range(len(names))]
     own_test = []
     for client, shard in enumerate(shards):
         rng = stream(seed, "data.own-test", client)
-        own = np.arange(0) if dataset.groups is None else test[dataset.groups[test] == dataset.groups[shard[0]]]
+        own = (
+            np.arange(0)
+            if dataset.groups is None
+            else test[dataset.groups[test] == dataset.groups[shard[0]]]
+        )
         if partition == "natural" and len(own):
-            own_test.append(np.sort(own if own_test_rows is None else rng.permutation(own)[:own_test_rows]))
+            own_test.append(
+                np.sort(own if own_test_rows is None else rng.permutation(own)[:own_test_rows])
+            )
         else:
-            own_test.append(_own_rows(by_class, labels[shard], 100 if own_test_rows is None else own_test_rows, rng))
+            own_test.append(
+                _own_rows(
+                    by_class, labels[shard], 100 if own_test_rows is None else own_test_rows, rng
+                )
+            )
     return Split(shards, shared, kept, tuple(own_test), apart)
 
 
@@ -148,13 +181,15 @@ def hold_out(
 
     Args:
         labels: (n,) int64.
-        official: row numbers of the official test split; None draws a share of each class, or of each owner's rows.
+        official: row numbers of the official test split; None draws a share of each class, or of
+            each owner's rows.
         seed: of the run.
         fraction: that share, between 0 and 1.
         limit: maximum number of kept rows, a random sample; None keeps all.
         groups: (n,) int64 owner of each row, or None.
-        validation: share of each class, or of each owner's rows, to hold out of the remaining rows and to test on.
-            The test rows stay the same for all shares and are then used for nothing. 0 tests on test rows.
+        validation: share of each class, or of each owner's rows, to hold out of the remaining rows
+            and to test on. The test rows stay the same for all shares and are then used for
+            nothing. 0 tests on test rows.
     """
     if official is not None:
         test = official
@@ -174,7 +209,9 @@ def hold_out(
         apart = np.concatenate([apart, test])
     if limit is None or limit >= len(test):
         return HeldOut(apart, test, np.sort(test))
-    return HeldOut(apart, test, np.sort(stream(seed, "data.test-rows").choice(test, limit, replace=False)))
+    return HeldOut(
+        apart, test, np.sort(stream(seed, "data.test-rows").choice(test, limit, replace=False))
+    )
 
 
 def public_hash(dataset: Dataset, split: Split) -> str:
@@ -196,13 +233,19 @@ def check_settings(*checks: tuple[bool, str, str, object]) -> None:
     Args:
         checks: for each setting whether it is valid, its name, the allowed values, and its value.
     """
-    problems = [f"{name} must be {allowed}, not {value}." for valid, name, allowed, value in checks if not valid]
+    problems = [
+        f"{name} must be {allowed}, not {value}."
+        for valid, name, allowed, value in checks
+        if not valid
+    ]
     if problems:
         raise DataError("\n".join(problems))
 
 
 def _stratified(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """The same fraction of each class, rounded, with at least one row for testing and one for training."""
+    """The same fraction of each class, rounded, with at least one row for testing and one for
+    training.
+    """
     parts = []
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
@@ -211,15 +254,21 @@ def _stratified(labels: np.ndarray, fraction: float, rng: np.random.Generator) -
     return np.concatenate(parts)
 
 
-def _by_owner(labels: np.ndarray, groups: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """The same fraction of each owner's rows, rounded, in its class mix: they are ordered by class, and taken at equal
-    distances. An owner of two rows or more has at least one for testing and one for training."""
+def _by_owner(
+    labels: np.ndarray, groups: np.ndarray, fraction: float, rng: np.random.Generator
+) -> np.ndarray:
+    """The same fraction of each owner's rows, rounded, in its class mix: they are ordered by class,
+    and taken at equal distances. An owner of two rows or more has at least one for testing and one
+    for training.
+    """
     parts = []
     for owner in np.unique(groups):
         rows = rng.permutation(np.flatnonzero(groups == owner))
         rows = rows[np.argsort(labels[rows], kind="stable")]
         count = min(max(1, int(fraction * len(rows) + 0.5)), len(rows) - 1)
-        parts.append(rows[((np.arange(count) + rng.random()) * len(rows) / max(count, 1)).astype(np.int64)])
+        parts.append(
+            rows[((np.arange(count) + rng.random()) * len(rows) / max(count, 1)).astype(np.int64)]
+        )
     return np.concatenate(parts)
 
 
@@ -244,14 +293,17 @@ def _partition(
     valid = len(np.unique(rows)) == len(rows) and bool(((rows >= 0) & (rows < len(pool))).all())
     if len(parts) != clients or not all(len(part) for part in parts) or not valid:
         raise DataError(
-            f"A partition must return disjoint rows in 0..{len(pool) - 1} for {clients} clients, but {partition!r} "
-            f"returned {len(parts)} parts of {[len(part) for part in parts][:20]} rows, "
-            f"{len(rows) - len(np.unique(rows))} of them twice."
+            f"A partition must return disjoint rows in 0..{len(pool) - 1} for {clients} clients, "
+            f"but {partition!r} returned {len(parts)} parts of "
+            f"{[len(part) for part in parts][:20]} rows, {len(rows) - len(np.unique(rows))} of "
+            "them twice."
         )
     return parts
 
 
-def _own_rows(by_class: list[np.ndarray], labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def _own_rows(
+    by_class: list[np.ndarray], labels: np.ndarray, count: int, rng: np.random.Generator
+) -> np.ndarray:
     """At most `count` different test rows, with the class proportions of a client's labels."""
     exact = count * np.bincount(labels, minlength=len(by_class)) / len(labels)
     wanted: np.ndarray = np.floor(exact).astype(np.int64)

@@ -1,6 +1,8 @@
-"""Fixed encodings of text and of dates, which no data decides, so that owners agree on them without showing a word.
+"""Fixed encodings of text and of dates, which no data decides, so that owners agree on them without
+showing a word.
 
-They need Python's standard library alone, because this page's source is written into exported models.
+They need Python's standard library alone, because this page's source is written into exported
+models.
 """
 
 import math
@@ -11,8 +13,16 @@ from datetime import UTC, datetime, timedelta
 VERSION = "ngrams-1"
 """The name of the hash; another one gives other columns."""
 DATE_PARTS = (
-    "year", "month sin", "month cos", "day sin", "day cos", "weekday sin", "weekday cos", "hour sin", "hour cos",
-)  # fmt: skip
+    "year",
+    "month sin",
+    "month cos",
+    "day sin",
+    "day cos",
+    "weekday sin",
+    "weekday cos",
+    "hour sin",
+    "hour cos",
+)
 """What a date is encoded as."""
 LENGTHS = (3, 4)
 """Numbers of characters of an n-gram."""
@@ -21,26 +31,33 @@ ISO_DATE = re.compile(
     r"(?:[T ](\d\d?):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)? ?(Z|UTC|[+-]\d\d:?\d\d)?)?",
     re.A,
 )
-DAY_OR_MONTH_FIRST = re.compile(r"(\d\d?)([./-])(\d\d?)\2(\d{4}|\d\d)(?: (\d\d?):(\d\d)(?::(\d\d))?)?", re.A)
+DAY_OR_MONTH_FIRST = re.compile(
+    r"(\d\d?)([./-])(\d\d?)\2(\d{4}|\d\d)(?: (\d\d?):(\d\d)(?::(\d\d))?)?", re.A
+)
 
 
 def known_word(words: list[str] | dict[str, int], word: str) -> str:
-    """The word itself if it is known, else the known one that differs by the ".0" that pandas writes."""
+    """The word itself if it is known, else the known one that differs by the ".0" that pandas
+    writes.
+    """
     other = word.removesuffix(".0") if word.endswith(".0") else f"{word}.0"
     same = word not in words and re.fullmatch("[+-]?[0-9]+([.]0)?", word) and other in words
     return other if same else word
 
 
 def plain_text(text: str) -> str:
-    """The text in one Unicode form, without capitals, each space one space, and one before and one behind it."""
+    """The text in one Unicode form, without capitals, each space one space, and one before and one
+    behind it.
+    """
     return f" {' '.join(unicodedata.normalize('NFKC', text).casefold().split())} "
 
 
 def hashed_text(text: str, width: int) -> list[float]:
-    """The n-grams of a text, each +1 or -1 in one of `width` columns, divided by the length of this vector.
+    """The n-grams of a text, each +1 or -1 in one of `width` columns, divided by the length of this
+    vector.
 
-    The hash of an n-gram is FNV-1a of its code points with the last steps of MurmurHash3; its lowest bit is the sign
-    (Weinberger et al. 2009, arXiv:0902.2206), the others the column.
+    The hash of an n-gram is FNV-1a of its code points with the last steps of MurmurHash3; its
+    lowest bit is the sign (Weinberger et al. 2009, arXiv:0902.2206), the others the column.
     """
     codes, sums = [ord(sign) for sign in plain_text(text)], [0] * width
     for n in LENGTHS:
@@ -57,7 +74,8 @@ def hashed_text(text: str, width: int) -> list[float]:
 
 
 def moment_of(word: str, order: str) -> datetime | None:
-    """The moment in UTC that a word says, None if it is no date; a time without a zone is taken as UTC.
+    """The moment in UTC that a word says, None if it is no date; a time without a zone is taken as
+    UTC.
 
     A date is ISO 8601, or day and month, in the order "day" or "month", and year.
 
@@ -67,11 +85,24 @@ def moment_of(word: str, order: str) -> datetime | None:
     if iso := ISO_DATE.fullmatch(word):
         year, month, day, hour, minute, second, fraction, zone = iso.groups()
     elif order != "iso" and (found := DAY_OR_MONTH_FIRST.fullmatch(word)) and len(found[4]) == 4:
-        year, hour, minute, second, fraction, zone = found[4], found[5], found[6], found[7], None, None
+        year = found[4]
+        hour = found[5]
+        minute = found[6]
+        second = found[7]
+        fraction = None
+        zone = None
         day, month = (found[1], found[3]) if order == "day" else (found[3], found[1])
     else:
         return None
-    at = datetime(int(year), int(month), int(day), int(hour or 0), int(minute or 0), int(second or 0), tzinfo=UTC)
+    at = datetime(
+        int(year),
+        int(month),
+        int(day),
+        int(hour or 0),
+        int(minute or 0),
+        int(second or 0),
+        tzinfo=UTC,
+    )
     at += timedelta(microseconds=int((fraction or "0").ljust(6, "0")[:6]))
     if zone and zone[0] in "+-":
         ahead = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
@@ -83,7 +114,9 @@ def moment_of(word: str, order: str) -> datetime | None:
 
 
 def date_numbers(at: datetime) -> list[float]:
-    """The numbers `DATE_PARTS` of a moment: years since 2000, and month, day, day of the week and hour on circles."""
+    """The numbers `DATE_PARTS` of a moment: years since 2000, and month, day, day of the week and
+    hour on circles.
+    """
     days = (at - datetime(2000, 1, 1, tzinfo=UTC)) / timedelta(days=1)
     turns = ((at.month - 1) / 12, (at.day - 1) / 31, at.weekday() / 7, at.hour / 24)
     circles = [round(f(2 * math.pi * turn), 6) for turn in turns for f in (math.sin, math.cos)]

@@ -1,4 +1,6 @@
-"""Statistics of class counts: of a partition among clients, with a figure, and of a vertical federation's parties."""
+"""Statistics of class counts: of a partition among clients, with a figure, and of a vertical
+federation's parties.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +18,8 @@ from fedloom.data.vertical import PartyView, VerticalDataset
 class PartitionStats:
     """Rows of each class at each client, and distances between the clients' class mixes.
 
-    The total variation of two mixes is half the sum of their absolute differences: 0 if equal, 1 if no class
-    is shared.
+    The total variation of two mixes is half the sum of their absolute differences: 0 if equal, 1 if
+    no class is shared.
     """
 
     classes: tuple[str, ...]
@@ -29,9 +31,13 @@ class PartitionStats:
     held: np.ndarray
     """(N,) int64 number of classes of each client."""
     entropy: np.ndarray
-    """(N,) float64 entropy of each client's class mix in bits: from 0 for one class to log2(K) if uniform."""
+    """(N,) float64 entropy of each client's class mix in bits: from 0 for one class to log2(K) if
+    uniform.
+    """
     to_global: float
-    """Mean over clients of the total variation between the client's mix and the mix of all their rows."""
+    """Mean over clients of the total variation between the client's mix and the mix of all their
+    rows.
+    """
     pairwise: float
     """Mean over pairs of clients of the total variation between their mixes; 0 for one client."""
 
@@ -53,7 +59,9 @@ class PartitionStats:
         ]
 
 
-def describe(labels: np.ndarray, shards: Sequence[np.ndarray], classes: Sequence[str]) -> PartitionStats:
+def describe(
+    labels: np.ndarray, shards: Sequence[np.ndarray], classes: Sequence[str]
+) -> PartitionStats:
     """Count each client's rows by class.
 
     Args:
@@ -66,7 +74,8 @@ def describe(labels: np.ndarray, shards: Sequence[np.ndarray], classes: Sequence
     """
     if not shards or not all(len(shard) for shard in shards):
         raise DataError(
-            f"Each client must have rows, but their numbers of rows are {[len(shard) for shard in shards][:20]}."
+            "Each client must have rows, but their numbers of rows are "
+            f"{[len(shard) for shard in shards][:20]}."
         )
     counts = np.stack([np.bincount(labels[shard], minlength=len(classes)) for shard in shards])
     sizes = counts.sum(axis=1)
@@ -93,7 +102,8 @@ def _variation(mixes: np.ndarray, mix: np.ndarray) -> np.ndarray:
 def plot_counts(stats: PartitionStats, target: str | Path | IO[bytes]) -> None:
     """Draw discs over clients (x) and classes (y) whose area and shade are the number of rows.
 
-    The color map is cividis, whose lightness is monotonic, so that it works for any color vision and in gray.
+    The color map is cividis, whose lightness is monotonic, so that it works for any color vision
+    and in gray.
 
     Args:
         stats: from `describe`.
@@ -110,8 +120,12 @@ def plot_counts(stats: PartitionStats, target: str | Path | IO[bytes]) -> None:
     rows = stats.counts[client, label]
     cell = 72 * min(width / clients, height / classes)  # points a side; there are 72 to the inch
     sizes = (0.9 * cell) ** 2 * rows / rows.max()
-    disc = axes.scatter(client, label, s=sizes, c=rows, cmap="cividis_r", vmin=0, edgecolors="0.3", linewidths=0.4)
-    axes.set(xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), xlabel="client", ylabel="class")
+    disc = axes.scatter(
+        client, label, s=sizes, c=rows, cmap="cividis_r", vmin=0, edgecolors="0.3", linewidths=0.4
+    )
+    axes.set(
+        xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), xlabel="client", ylabel="class"
+    )
     axes.set_xticks(range(0, clients, -(-clients // 25)))
     step = -(-classes // 50)
     axes.set_yticks(range(0, classes, step), [name[:20] for name in stats.classes[::step]])
@@ -162,20 +176,26 @@ def weighted_cosine(counts: Sequence[Sequence[float]] | np.ndarray) -> float:
     """
     table = np.asarray(counts, dtype=float)
     whole = table.sum(axis=0)
-    return sum(float(row.sum() / whole.sum()) * cosine(row, whole) for row in table if row.sum() > 0)
+    return sum(
+        float(row.sum() / whole.sum()) * cosine(row, whole) for row in table if row.sum() > 0
+    )
 
 
 def describe_parties(parties: VerticalDataset) -> dict[str, Any]:
     """Each party's data and its class imbalance, as plain JSON values.
 
-    "unaligned_counts" and the metrics are of a party's unaligned rows if their classes are known, as in a simulation,
-    else None; "all" is of the unaligned rows of all parties. "aligned_counts" and "test_counts" are of the common rows.
-    Γ is the ratio of the largest to the smallest class with rows, S the number of classes with rows. "dropped" are the
-    columns of a table that are constant over a party's training rows.
+    "unaligned_counts" and the metrics are of a party's unaligned rows if their classes are known,
+    as in a simulation, else None; "all" is of the unaligned rows of all parties. "aligned_counts"
+    and "test_counts" are of the common rows. Γ is the ratio of the largest to the smallest class
+    with rows, S the number of classes with rows. "dropped" are the columns of a table that are
+    constant over a party's training rows.
     """
     names, aligned, test = parties.parts
     number = len(names)
-    counts = [None if view.truth is None else np.bincount(view.truth, minlength=number) for view in parties.views]
+    counts = [
+        None if view.truth is None else np.bincount(view.truth, minlength=number)
+        for view in parties.views
+    ]
     known = [row for row in counts if row is not None]
     whole = np.sum(known, axis=0) if len(known) == len(counts) and np.sum(known) > 0 else None
     return {
@@ -184,8 +204,13 @@ def describe_parties(parties: VerticalDataset) -> dict[str, Any]:
         "classes": list(names),
         "aligned_counts": np.bincount(aligned, minlength=number).tolist(),
         "test_counts": np.bincount(test, minlength=number).tolist(),
-        "parties": [_party(view, row, whole) for view, row in zip(parties.views, counts, strict=True)],
-        "all": {**_imbalance(whole), "weighted_cosine": None if whole is None else weighted_cosine(np.stack(known))},
+        "parties": [
+            _party(view, row, whole) for view, row in zip(parties.views, counts, strict=True)
+        ],
+        "all": {
+            **_imbalance(whole),
+            "weighted_cosine": None if whole is None else weighted_cosine(np.stack(known)),
+        },
     }
 
 
@@ -210,13 +235,26 @@ def _party(view: PartyView, counts: np.ndarray | None, whole: np.ndarray | None)
 def _imbalance(counts: np.ndarray | None) -> dict[str, float | int | None]:
     if counts is None:
         return {"gamma": None, "classes_held": None, "mid": None}
-    return {"gamma": ratio(counts), "classes_held": int((counts > 0).sum()), "mid": imbalance_degree(counts)}
+    return {
+        "gamma": ratio(counts),
+        "classes_held": int((counts > 0).sum()),
+        "mid": imbalance_degree(counts),
+    }
 
 
 def _shares(counts: Sequence[float] | np.ndarray) -> np.ndarray:
     """(Z,) counts that sum to 1."""
     rows = np.asarray(counts, dtype=float)
-    if rows.ndim != 1 or len(rows) < 2 or not np.isfinite(rows).all() or rows.min() < 0 or rows.sum() <= 0:
-        raise DataError(f"counts must have at least 2 classes, no negative number and a positive sum, not {counts}.")
+    if (
+        rows.ndim != 1
+        or len(rows) < 2
+        or not np.isfinite(rows).all()
+        or rows.min() < 0
+        or rows.sum() <= 0
+    ):
+        raise DataError(
+            "counts must have at least 2 classes, no negative number and a positive sum, not "
+            f"{counts}."
+        )
     shares: np.ndarray = rows / rows.sum()
     return shares

@@ -15,14 +15,23 @@ from typing import Any, Literal
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.columns import Growing, OnDisk, RawColumn, known_words, numbers_or_gaps, refuse_names
+from fedloom.data.columns import (
+    Growing,
+    OnDisk,
+    RawColumn,
+    known_words,
+    numbers_or_gaps,
+    refuse_names,
+)
 from fedloom.data.grammar import MOST_NUMBERS, PLAIN, Grammar, in_order, plain_name
 
 MISSING = "?"
 """The category of missing text."""
 MOST_COLUMNS = 100_000
 LARGE = 1 << 26
-"""Bytes of a CSV file beyond which the text of its numbers is not held, but read again where it is needed."""
+"""Bytes of a CSV file beyond which the text of its numbers is not held, but read again where it is
+needed.
+"""
 BLOCK = 1 << 20
 """Bytes of a CSV file that are read at once, unless its header is long."""
 SHOWN = 5
@@ -65,48 +74,71 @@ class RawTable:
         return strata_of(self.y, self.classes)
 
 
-def strata_of(y: np.ndarray, classes: Sequence[str], parts: int = 10) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(n,) int64 classes of labels y (n,) and their K names. Numbers to predict are divided into at most `parts` of
-    about equal size, in ascending order: by these they are partitioned, held out and shown."""
+def strata_of(
+    y: np.ndarray, classes: Sequence[str], parts: int = 10
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """(n,) int64 classes of labels y (n,) and their K names. Numbers to predict are divided into at
+    most `parts` of
+    about equal size, in ascending order: by these they are partitioned, held out and shown.
+    """
     if classes:
         return y, tuple(classes)
     edges = np.unique(np.quantile(y, np.arange(1, parts) / parts, method="higher"))
     edges = edges[edges > y.min()]
     ends = next(
-        names for digits in (6, 9, 12, 17) if len({*(names := [f"{edge:.{digits}g}" for edge in edges])}) == len(names)
+        names
+        for digits in (6, 9, 12, 17)
+        if len({*(names := [f"{edge:.{digits}g}" for edge in edges])}) == len(names)
     )
     names = (
-        [f"below {ends[0]}", *(f"{a} to {b}" for a, b in itertools.pairwise(ends)), f"from {ends[-1]}"]
+        [
+            f"below {ends[0]}",
+            *(f"{a} to {b}" for a, b in itertools.pairwise(ends)),
+            f"from {ends[-1]}",
+        ]
         if ends
         else ["all"]
     )
     return np.searchsorted(edges, y, side="right").astype(np.int64), tuple(names)
 
 
-def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN) -> dict[str, RawColumn]:
-    """Columns of text by name, from a UTF-8 file with a header, whose separator is a comma, semicolon, tab or bar.
+def read_csv(
+    path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN
+) -> dict[str, RawColumn]:
+    """Columns of text by name, from a UTF-8 file with a header, whose separator is a comma,
+    semicolon, tab or bar.
 
     Raises:
-        DataError: the file is unreadable, has no rows, a row's length differs from the header's, a column name is empty
-            or repeated, or a needed column is missing.
+        DataError: the file is unreadable, has no rows, a row's length differs from the header's, a
+            column name is empty or repeated, or a needed column is missing.
     """
     import pyarrow as pa
     from pyarrow import csv as arrow
 
     if not path.is_file():
-        raise DataError(f"there is no file {path}: give its path from {Path.cwd()}, or the whole path")
+        raise DataError(
+            f"there is no file {path}: give its path from {Path.cwd()}, or the whole path"
+        )
     raw, separator = _header(path)
     names = [plain_name(name) for name in raw]
     if not names:
         raise DataError(f"{path} is empty; it must have a header, and rows below it.")
     if re.fullmatch("sep=.?", names[0]) and not any(names[1:]):
-        raise DataError(f"{path} begins with {separator.join(names)!r}, a line for Excel alone; delete that line.")
+        raise DataError(
+            f"{path} begins with {separator.join(names)!r}, a line for Excel alone; delete that "
+            "line."
+        )
     refuse_names(names, str(path))
     if len(names) > MOST_COLUMNS:
-        raise DataError(f"{path} has {len(names):,} columns, but a table may have {MOST_COLUMNS:,}; leave some out.")
+        raise DataError(
+            f"{path} has {len(names):,} columns, but a table may have {MOST_COLUMNS:,}; leave "
+            "some out."
+        )
     for name in needed:
         if name not in names:
-            raise DataError(f"{path} must have a column {name!r}, but has {names}.{did_you_mean(name, names)}")
+            raise DataError(
+                f"{path} must have a column {name!r}, but has {names}.{did_you_mean(name, names)}"
+            )
     options: dict[str, Any] = {
         "read_options": arrow.ReadOptions(block_size=max(BLOCK, 4 * sum(map(len, raw)))),
         "parse_options": arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
@@ -114,7 +146,9 @@ def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN
 
     def texts(*only: str) -> dict[str, Any]:
         types = dict.fromkeys(raw, pa.large_string())
-        told = arrow.ConvertOptions(column_types=types, strings_can_be_null=False, include_columns=only or None)
+        told = arrow.ConvertOptions(
+            column_types=types, strings_can_be_null=False, include_columns=only or None
+        )
         return {**options, "convert_options": told}
 
     parts, rows, last = list[_Part](), 0, ""
@@ -124,11 +158,19 @@ def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN
             for batch in batches:
                 if not rows and (odd := _spaced_quotes(raw, batch)):
                     raise DataError(
-                        f"{path} has {odd[:40]!r}: a cell with spaces before its quotes. Delete the spaces behind the "
-                        f"signs {separator!r}, or the quotes."
+                        f"{path} has {odd[:40]!r}: a cell with spaces before its quotes. Delete "
+                        f"the spaces behind the signs {separator!r}, or the quotes."
                     )
                 if not parts:
-                    room = int(1.1 * batch.num_rows * path.stat().st_size / options["read_options"].block_size) + 1
+                    room = (
+                        int(
+                            1.1
+                            * batch.num_rows
+                            * path.stat().st_size
+                            / options["read_options"].block_size
+                        )
+                        + 1
+                    )
                     parts = [_Part(name, grammar, 0 if hold else room) for name in names]
                 if (row := _second_header(batch, raw)) >= 0:
                     at = f"row {rows + row + 1}, counted from 1 below the first"
@@ -138,9 +180,14 @@ def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN
                 if batch.num_rows:
                     rows, last = rows + batch.num_rows, batch.column(len(names) - 1)[-1].as_py()
     except (pa.ArrowException, OSError) as error:
-        raise DataError(_problem(path, separator, len(names)) or f"{path} cannot be read as CSV ({error}).") from None
+        raise DataError(
+            _problem(path, separator, len(names)) or f"{path} cannot be read as CSV ({error})."
+        ) from None
     if rows and _unclosed(path, last):
-        raise DataError(_problem(path, separator, len(names)) or f"{path} ends within quotes; correct its last line.")
+        raise DataError(
+            _problem(path, separator, len(names))
+            or f"{path} ends within quotes; correct its last line."
+        )
     if not rows:
         raise DataError(f"{path} must have rows below its header, but has none.")
 
@@ -153,7 +200,9 @@ def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN
             raise DataError(f"{path} has changed while it was read; start again.")
         return found
 
-    return {part.name: part.column(partial(again, name)) for part, name in zip(parts, raw, strict=True)}
+    return {
+        part.name: part.column(partial(again, name)) for part, name in zip(parts, raw, strict=True)
+    }
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -163,8 +212,9 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 class _Part:
-    """A column of a CSV file, as far as it is read: its texts; or of a large file its numbers, as long as all cells are
-    numbers or gaps; None if the texts before are needed after all."""
+    """A column of a CSV file, as far as it is read: its texts; or of a large file its numbers, as
+    long as all cells are numbers or gaps; None if the texts before are needed after all.
+    """
 
     def __init__(self, name: str, grammar: Grammar, room: int) -> None:
         self.name, self.grammar = name, grammar
@@ -177,7 +227,11 @@ class _Part:
         import pyarrow as pa
 
         cells = pa.chunked_array([cells])
-        found = None if hold or self.texts or self.numbers is None else numbers_or_gaps(cells, self.grammar)
+        found = (
+            None
+            if hold or self.texts or self.numbers is None
+            else numbers_or_gaps(cells, self.grammar)
+        )
         if found is not None and self.numbers is not None:
             numbers, words, padded = found
             self.numbers.add(numbers)
@@ -196,12 +250,18 @@ class _Part:
             return RawColumn.of(self.name, pa.chunked_array(self.texts), self.grammar)
         if self.numbers is None or np.isnan(self.numbers.numbers).all():
             return RawColumn.of(self.name, again(), self.grammar)
-        held = OnDisk(lambda: RawColumn.of(self.name, again(), self.grammar).cells, self.padded, self.missing_words)
+        held = OnDisk(
+            lambda: RawColumn.of(self.name, again(), self.grammar).cells,
+            self.padded,
+            self.missing_words,
+        )
         return RawColumn(self.name, held, self.grammar, self.numbers.numbers)
 
 
 def _header(path: Path) -> tuple[list[str], str]:
-    """The names in a file's first row, and the sign that separates them most often outside of quotes."""
+    """The names in a file's first row, and the sign that separates them most often outside of
+    quotes.
+    """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             first = ""
@@ -229,19 +289,26 @@ def _not_utf8(path: Path, error: UnicodeDecodeError) -> str:
 
 
 def _spaced_quotes(names: Sequence[str], found: Any) -> str:
-    """A cell of the header or the first rows that has spaces before its quotes, which are then a part of it; "" if none
-    has."""
+    """A cell of the header or the first rows that has spaces before its quotes, which are then a
+    part of it; "" if none has.
+    """
     first = itertools.chain(names, *(cells.slice(0, 20).to_pylist() for cells in found.columns))
     return next((cell for cell in first if re.fullmatch(r'\s+".*"\s*', cell, re.S)), "")
 
 
 def _second_header(found: Any, names: Sequence[str]) -> int:
-    """The row of texts whose cells are the columns' names, as in files that were put together; -1 if none
-    is."""
+    """The row of texts whose cells are the columns' names, as in files that were put together; -1
+    if none is.
+    """
     import pyarrow.compute as pc
 
     row = pc.index(found.column(0), names[0]).as_py()
-    return row if row >= 0 and all(found.column(place)[row].as_py() == name for place, name in enumerate(names)) else -1
+    return (
+        row
+        if row >= 0
+        and all(found.column(place)[row].as_py() == name for place, name in enumerate(names))
+        else -1
+    )
 
 
 def _unclosed(path: Path, last: str) -> bool:
@@ -261,18 +328,22 @@ def _problem(path: Path, separator: str, width: int) -> str:
             for row in lines:
                 if row and len(row) != width:
                     return (
-                        f"{path}, line {lines.line_num}: expected {width} values, as in the header, but found "
-                        f"{len(row)}; correct that line."
+                        f"{path}, line {lines.line_num}: expected {width} values, as in the "
+                        f"header, but found {len(row)}; correct that line."
                     )
     except UnicodeDecodeError as error:
         return _not_utf8(path, error)
     except csv.Error as error:
-        return f"{path}, line {lines.line_num}, cannot be read as a CSV file ({error}); correct that line."
+        return (
+            f"{path}, line {lines.line_num}, cannot be read as a CSV file ({error}); correct "
+            "that line."
+        )
     return ""
 
 
 def class_numbers(labels: RawColumn, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(n,) int64 classes, -1 for a missing label, and the classes' names, sorted as numbers if all are, else as text.
+    """(n,) int64 classes, -1 for a missing label, and the classes' names, sorted as numbers if all
+    are, else as text.
 
     Raises:
         DataError: fewer than two classes.
@@ -281,8 +352,8 @@ def class_numbers(labels: RawColumn, what: str) -> tuple[np.ndarray, tuple[str, 
     numbers = labels.values if labels.values.dtype.kind == "f" else np.empty(0)
     if (numbers != np.floor(numbers))[~np.isnan(numbers)].any():
         raise DataError(
-            f"{what} must have classes, but has numbers with decimals: a number to predict is for tables: divide "
-            "the numbers into classes first."
+            f"{what} must have classes, but has numbers with decimals: a number to predict is "
+            "for tables: divide the numbers into classes first."
         )
     if len(names) < 2:
         raise DataError(f"{what} must have at least 2 classes, but its labels are {list(names)}.")
@@ -298,7 +369,9 @@ def codes_of(words: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def different(values: np.ndarray) -> Collection[Any]:
-    """The values (n,) without repetitions, unsorted if they are objects; np.unique would sort them, which is slow."""
+    """The values (n,) without repetitions, unsorted if they are objects; np.unique would sort them,
+    which is slow.
+    """
     return np.unique(values) if values.dtype.kind != "O" else set(values.tolist())
 
 
@@ -328,12 +401,17 @@ def numbers_of(name: str, values: np.ndarray | RawColumn) -> np.ndarray:
     """
     numbers, wrong = as_numbers(name, values)
     if wrong.any():
-        bad = min(word for word, odd in zip(RawColumn.of(name, values).text, wrong, strict=True) if odd)
-        raise DataError(f"Column {name!r} must have numbers, but has {bad!r}; correct or drop those rows.")
+        bad = min(
+            word for word, odd in zip(RawColumn.of(name, values).text, wrong, strict=True) if odd
+        )
+        raise DataError(
+            f"Column {name!r} must have numbers, but has {bad!r}; correct or drop those rows."
+        )
     outside = int((np.abs(numbers) > _LARGEST).sum())
     if outside:
         raise DataError(
-            f"Numbers must be within ±{_LARGEST:.0e}, but column {name!r} has {outside} outside; correct them."
+            f"Numbers must be within ±{_LARGEST:.0e}, but column {name!r} has {outside} outside; "
+            "correct them."
         )
     return numbers
 
@@ -354,26 +432,36 @@ def refuse_mistakes(name: str, words: Mapping[str, int], grammar: Grammar = PLAI
     """Raise DataError if a column's known words -> rows are numbers but for some."""
     if odd := mistakes(words, grammar):
         raise DataError(
-            f"Column {name!r} has numbers, but {sum(odd.values())} of its {sum(words.values())} values are not, such "
-            f"as {next(iter(odd))[:40]!r}; correct them, or leave them empty, or list the word in data.missing_words; "
-            f"if the numbers are codes, set data.encode.{name} = 'category', or prefix each with a letter."
+            f"Column {name!r} has numbers, but {sum(odd.values())} of its {sum(words.values())} "
+            f"values are not, such as {next(iter(odd))[:40]!r}; correct them, or leave them "
+            "empty, or list the word in data.missing_words; if the numbers are codes, set "
+            f"data.encode.{name} = 'category', or prefix each with a letter."
         )
 
 
 def mistakes(words: Mapping[str, int], grammar: Grammar = PLAIN) -> dict[str, int]:
-    """The words -> rows that are no numbers, if the others are too many, or too different, to be codes; else none."""
+    """The words -> rows that are no numbers, if the others are too many, or too different, to be
+    codes; else none.
+    """
     odd = {word: rows for word, rows in words.items() if not grammar.is_number(word)}
     total, numbers = sum(words.values()), sum(words.values()) - sum(odd.values())
-    mostly = numbers >= _MOSTLY * total or (2 * numbers > total and len(words) - len(odd) > MOST_NUMBERS)
+    mostly = numbers >= _MOSTLY * total or (
+        2 * numbers > total and len(words) - len(odd) > MOST_NUMBERS
+    )
     return odd if mostly else {}
 
 
 def refuse_rows(column: str, what: str, wrong: np.ndarray, where: str = "") -> None:
-    """Raise DataError if rows of a column are `wrong` (n,); the message has row numbers and no values."""
+    """Raise DataError if rows of a column are `wrong` (n,); the message has row numbers and no
+    values.
+    """
     rows = np.flatnonzero(wrong)
     if len(rows):
-        named = ", ".join(str(row + 1) for row in rows[:SHOWN]) + (", …" if len(rows) > SHOWN else "")
+        named = ", ".join(str(row + 1) for row in rows[:SHOWN]) + (
+            ", …" if len(rows) > SHOWN else ""
+        )
         raise DataError(
-            f"{where}Column {column!r} must hold {what} in each row, but {len(rows)} of {len(wrong)} don't (row "
-            f"{named}, counted from 1 below the header); correct or drop those rows."
+            f"{where}Column {column!r} must hold {what} in each row, but {len(rows)} of "
+            f"{len(wrong)} don't (row {named}, counted from 1 below the header); correct or drop "
+            "those rows."
         )

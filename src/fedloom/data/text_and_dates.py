@@ -1,4 +1,6 @@
-"""Encoders of text and of dates: one rule per column, the same for all owners, with the arithmetic of `standalone`."""
+"""Encoders of text and of dates: one rule per column, the same for all owners, with the arithmetic
+of `standalone`.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +11,14 @@ import numpy as np
 from fedloom.core.errors import DataError
 from fedloom.data.columns import RawColumn, known_words
 from fedloom.data.grammar import Order, date_order
-from fedloom.data.standalone import DATE_PARTS, LENGTHS, VERSION, date_numbers, moment_of, plain_text
+from fedloom.data.standalone import (
+    DATE_PARTS,
+    LENGTHS,
+    VERSION,
+    date_numbers,
+    moment_of,
+    plain_text,
+)
 from fedloom.data.tables import MISSING, as_words, refuse_rows
 
 WIDTH = 32
@@ -19,7 +28,9 @@ _BATCH = 1 << 18  # signs of text that are hashed at once
 
 @dataclass(frozen=True)
 class HashedText:
-    """A column of text: the n-grams of its characters are added and subtracted in `width` columns, by a hash."""
+    """A column of text: the n-grams of its characters are added and subtracted in `width` columns,
+    by a hash.
+    """
 
     name: str
     width: int = WIDTH
@@ -27,7 +38,9 @@ class HashedText:
 
     def __post_init__(self) -> None:
         if self.hash != VERSION or not 0 < self.width <= 1 << 16:
-            raise ValueError(f"column {self.name!r} is hashed by {self.hash!r}, but this version has {VERSION!r}")
+            raise ValueError(
+                f"column {self.name!r} is hashed by {self.hash!r}, but this version has {VERSION!r}"
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -35,14 +48,18 @@ class HashedText:
         return tuple(f"{self.name}#{number}" for number in range(self.width))
 
     def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
-        """(n, width) float32 from (n,) raw values: each row has length 1, or 0 for a missing text."""
+        """(n, width) float32 from (n,) raw values: each row has length 1, or 0 for a
+        missing text.
+        """
         words = as_words(self.name, values)
         return hashed_texts([None if word == MISSING else word for word in words], self.width)
 
 
 @dataclass(frozen=True)
 class DateParts:
-    """A column of dates or times: years since 2000, and month, day, day of the week and hour as points of circles."""
+    """A column of dates or times: years since 2000, and month, day, day of the week and hour as
+    points of circles.
+    """
 
     name: str
     order: Order | Literal["any"] = "any"
@@ -68,7 +85,9 @@ class DateParts:
         Raises:
             DataError: as `date_order`.
         """
-        words = known_words(None if word == MISSING else word for word in as_words(self.name, values))
+        words = known_words(
+            None if word == MISSING else word for word in as_words(self.name, values)
+        )
         return DateParts(self.name, date_order(words, self.name), self.gaps, self.indicator)
 
     def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
@@ -81,7 +100,11 @@ class DateParts:
             return self.fitted(values).encode(values)
         numbers, missing = self._numbers(values)
         what = "a date" if self.order == "iso" else f"a date, the {self.order} first,"
-        refuse_rows(self.name, f"{what}, or nothing," if self.gaps else what, np.isnan(numbers[:, 0]) & ~missing)
+        refuse_rows(
+            self.name,
+            f"{what}, or nothing," if self.gaps else what,
+            np.isnan(numbers[:, 0]) & ~missing,
+        )
         if not self.gaps:
             refuse_rows(self.name, what, missing)
         return numbers
@@ -119,7 +142,9 @@ def hashed_texts(texts: Sequence[str | None], width: int) -> np.ndarray:
             places.setdefault(text, []).append(row)
     for part in _batches(list(places)):
         sums = _summed([plain_text(text) for text in part], width)
-        vectors = (sums / np.maximum(np.sqrt((sums * sums).sum(1, keepdims=True)), 1)).astype(np.float32)
+        vectors = (sums / np.maximum(np.sqrt((sums * sums).sum(1, keepdims=True)), 1)).astype(
+            np.float32
+        )
         for text, vector in zip(part, vectors, strict=True):
             out[places[text]] = vector
     return out
@@ -139,7 +164,9 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _summed(texts: Sequence[str], width: int) -> np.ndarray:
-    """(n, width) float64: the sums of n plain texts' n-grams before they are divided by their length."""
+    """(n, width) float64: the sums of n plain texts' n-grams before they are divided by their
+    length.
+    """
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     row = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
     sums = np.zeros(len(texts) * width)

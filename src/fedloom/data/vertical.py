@@ -1,4 +1,6 @@
-"""The encoded data of each party of a vertical federation, and the recipe that encodes its raw rows."""
+"""The encoded data of each party of a vertical federation, and the recipe that encodes its raw
+rows.
+"""
 
 import json
 import logging
@@ -28,7 +30,8 @@ class PartyView:
     name: str
     """"party-0", or the stem of a file's name."""
     x: np.ndarray
-    """(n, C, H, W) uint8 images, or (n, F) float32 columns; C-contiguous. Only rows that are used."""
+    """(n, C, H, W) uint8 images, or (n, F) float32 columns; C-contiguous. Only rows that are used.
+    """
     shift: np.ndarray
     """(C,) or (F,) float32. The input of a network is (x - shift) / scale."""
     scale: np.ndarray
@@ -36,15 +39,21 @@ class PartyView:
     aligned: np.ndarray
     """(N_a,) int64 row numbers of x: the same people in the same order at every party."""
     unaligned: np.ndarray
-    """(N_u,) int64 row numbers of people that some parties lack; in simulations, of people of this party only."""
+    """(N_u,) int64 row numbers of people that some parties lack; in simulations, of people of this
+    party only.
+    """
     test: np.ndarray
     """(T,) int64 row numbers of test rows: the same people in the same order at every party."""
     truth: np.ndarray | None
-    """(N_u,) int64 classes of the unaligned rows, or None if unknown. For statistics only; methods do not get them."""
+    """(N_u,) int64 classes of the unaligned rows, or None if unknown. For statistics only; methods
+    do not get them.
+    """
     recipe: dict[str, Any]
     """The encoding of raw rows as x, as plain JSON values, for `prepare`."""
     present: np.ndarray | None = None
-    """(n,) bool, whether the party has each row of x; None if it has all. The rows that it lacks are 0 in x."""
+    """(n,) bool, whether the party has each row of x; None if it has all. The rows that it lacks
+    are 0 in x.
+    """
 
     def __post_init__(self) -> None:
         for problem in _view_problems(self):
@@ -62,7 +71,9 @@ class PartyView:
 
     def has(self, rows: np.ndarray) -> np.ndarray:
         """(r,) bool, whether the party has these rows (r,) of x."""
-        found: np.ndarray = np.ones(len(rows), dtype=bool) if self.present is None else self.present[rows]
+        found: np.ndarray = (
+            np.ones(len(rows), dtype=bool) if self.present is None else self.present[rows]
+        )
         return found
 
 
@@ -87,14 +98,20 @@ class VerticalDataset:
     label: str = ""
     """The name of the label, if it is known."""
     target: tuple[float, float] = (0.0, 1.0)
-    """Of a number: the active party learns (number - shift) / scale. No other party needs these two."""
+    """Of a number: the active party learns (number - shift) / scale. No other party needs these
+    two.
+    """
 
     range_parts: tuple[tuple[str, ...], np.ndarray, np.ndarray] | None = None
-    """Of a number: the names of parts of its range, and those of the aligned and of the test rows: see `strata_of`."""
+    """Of a number: the names of parts of its range, and those of the aligned and of the test rows:
+    see `strata_of`.
+    """
 
     @property
     def parts(self) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-        """The names of the classes, or of parts of a number's range, and those of the aligned and of the test rows."""
+        """The names of the classes, or of parts of a number's range, and those of the aligned and
+        of the test rows.
+        """
         return self.range_parts or (self.classes, self.labels, self.test_labels)
 
     def __post_init__(self) -> None:
@@ -124,7 +141,8 @@ def table_view(
     kinds: Mapping[str, ColumnKind] = MappingProxyType({}),
     grammar: Grammar = PLAIN,
 ) -> PartyView:
-    """A party's view of its raw columns, encoded by rules fitted on the aligned and unaligned rows that it has.
+    """A party's view of its raw columns, encoded by rules fitted on the aligned and unaligned rows
+    that it has.
 
     `kinds` are those of columns that are not guessed; `grammar` is how new rows' cells are read.
     """
@@ -132,7 +150,10 @@ def table_view(
     if present is not None:
         known = known[present[known]]
         if not len(known):
-            raise DataError(f"Party {name!r} lacks every row for training: lower columns.missing, or leave it out.")
+            raise DataError(
+                f"Party {name!r} lacks every row for training: lower columns.missing, or leave "
+                "it out."
+            )
     try:
         encoder = TableEncoder.fit(columns, known, kinds=kinds, grammar=grammar)
         x = encoder.transform(columns)
@@ -140,21 +161,28 @@ def table_view(
         raise DataError(f"Party {name!r}: {error}") from error
     if encoder.dropped:
         logging.getLogger("fedloom").warning(
-            "party %r: dropped %d columns that are constant or nearly so over its training rows: %s",
-            name, len(encoder.dropped), ", ".join(encoder.dropped[:10]) + (", …" if len(encoder.dropped) > 10 else ""),
-        )  # fmt: skip
+            "party %r: dropped %d columns that are constant or nearly so over its training rows: "
+            "%s",
+            name,
+            len(encoder.dropped),
+            ", ".join(encoder.dropped[:10]) + (", …" if len(encoder.dropped) > 10 else ""),
+        )
     zeros, ones = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
     recipe = {"kind": "table", **encoder.to_dict()}
     if grammar != PLAIN:
         recipe |= {"missing_words": list(grammar.missing_words), "decimal": grammar.decimal}
-    return PartyView(name, blank(x, present), zeros, ones, aligned, unaligned, test, truth, recipe, present)
+    return PartyView(
+        name, blank(x, present), zeros, ones, aligned, unaligned, test, truth, recipe, present
+    )
 
 
 def blank(x: np.ndarray, present: np.ndarray | None) -> np.ndarray:
     """The rows (n, ...) with zeros for those that are not present (n,)."""
     if present is None:
         return x
-    found: np.ndarray = np.ascontiguousarray(x * present.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype))
+    found: np.ndarray = np.ascontiguousarray(
+        x * present.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
+    )
     return found
 
 
@@ -163,8 +191,9 @@ def encode_new_rows(recipe: Mapping[str, Any], raw: Mapping[str, Any] | np.ndarr
 
     Args:
         recipe: of the party's view.
-        raw: for a table, name -> a `RawColumn` of n cells; for cells, (n, C, H, W) uint8 whole images; for several
-            pictures of an object, (n, V * C, size, size) uint8 from `fedloom.data.manifest.read_views`.
+        raw: for a table, name -> a `RawColumn` of n cells; for cells, (n, C, H, W) uint8 whole
+            images; for several pictures of an object, (n, V * C, size, size) uint8 from
+            `fedloom.data.manifest.read_views`.
 
     Raises:
         DataError: the recipe is invalid or for another kind of data, or the rows do not fit it.
@@ -175,23 +204,32 @@ def encode_new_rows(recipe: Mapping[str, Any], raw: Mapping[str, Any] | np.ndarr
     if isinstance(raw, Mapping):
         return TableEncoder.from_dict(recipe).transform(raw)
     try:
-        shape, grid, cells = (tuple(int(n) for n in recipe.get(key, ())) for key in ("shape", "grid", "cells"))
+        shape, grid, cells = (
+            tuple(int(n) for n in recipe.get(key, ())) for key in ("shape", "grid", "cells")
+        )
         number = len(grid_cells((shape[1], shape[2]), (grid[0], grid[1]))) if kind == "cells" else 0
     except (IndexError, TypeError, ValueError) as error:
-        raise DataError(f"The recipe of a party's images is invalid; save the party again ({error!r}).") from error
+        raise DataError(
+            f"The recipe of a party's images is invalid; save the party again ({error!r})."
+        ) from error
     if raw.dtype != np.uint8 or raw.ndim != 4 or raw.shape[1:] != shape:
-        raise DataError(f"Images must be (n, {', '.join(map(str, shape))}) uint8, not {raw.shape} {raw.dtype}.")
+        raise DataError(
+            f"Images must be (n, {', '.join(map(str, shape))}) uint8, not {raw.shape} {raw.dtype}."
+        )
     if kind == "pictures":
         return np.require(raw, requirements=("C", "W"))  # a memory-mapped file is read-only
     if not cells or not all(0 <= cell < number for cell in cells):
         raise DataError(
-            f"The recipe of a party's images has the cells {list(cells)}, but valid cells are 0..{number - 1}."
+            f"The recipe of a party's images has the cells {list(cells)}, but valid cells are "
+            f"0..{number - 1}."
         )
     return crop_cells(raw, (grid[0], grid[1]), cells)
 
 
 def _view_problems(view: PartyView) -> Iterator[str]:
-    """Problems with a view. Later checks assume that the earlier ones passed, so only the first is reported."""
+    """Problems with a view. Later checks assume that the earlier ones passed, so only the first is
+    reported.
+    """
     if problem := array_problem(view.x, view.shift, view.scale):
         yield problem
     if not view.x[0:1].size:
@@ -199,13 +237,18 @@ def _view_problems(view: PartyView) -> Iterator[str]:
     parts, n = (view.aligned, view.unaligned, view.test), len(view.x)
     for part in parts:
         if part.dtype != np.int64 or part.ndim != 1:
-            yield f"aligned, unaligned and test must be int64 row numbers, not {part.dtype} {part.shape}"
+            yield (
+                f"aligned, unaligned and test must be int64 row numbers, not {part.dtype} "
+                f"{part.shape}"
+            )
     rows = np.concatenate(parts)
     if len(rows) and (rows.min() < 0 or rows.max() >= n):
         yield f"aligned, unaligned and test must hold row numbers from 0 to {n - 1}"
     if twice := len(rows) - len(np.unique(rows)):
         yield f"aligned, unaligned and test must be disjoint, but {twice} rows occur twice"
-    if view.truth is not None and (view.truth.dtype != np.int64 or view.truth.shape != view.unaligned.shape):
+    if view.truth is not None and (
+        view.truth.dtype != np.int64 or view.truth.shape != view.unaligned.shape
+    ):
         yield f"truth must be an int64 class for each of the {len(view.unaligned)} unaligned rows"
     if view.present is not None and (view.present.dtype != bool or view.present.shape != (n,)):
         yield f"present must be ({n},) bool, not {view.present.shape} {view.present.dtype}"
@@ -228,12 +271,20 @@ def _dataset_problems(data: VerticalDataset) -> Iterator[str]:
     for view in views:
         if view.kind != data.kind:
             yield f"all must hold {data.kind}s, but {view.name!r} holds {view.kind}s"
-    sizes = {"aligned": [len(view.aligned) for view in views], "test": [len(view.test) for view in views]}
+    sizes = {
+        "aligned": [len(view.aligned) for view in views],
+        "test": [len(view.test) for view in views],
+    }
     for what, counts in sizes.items():
         if len(set(counts)) > 1 or counts[0] == 0:
             yield f"all must have the same number of {what} rows, at least 1, but have {counts}"
-    known = {"labels": (data.labels, sizes["aligned"][0]), "test_labels": (data.test_labels, sizes["test"][0])}
-    known |= {f"the truth of {v.name!r}": (v.truth, len(v.truth)) for v in views if v.truth is not None}
+    known = {
+        "labels": (data.labels, sizes["aligned"][0]),
+        "test_labels": (data.test_labels, sizes["test"][0]),
+    }
+    known |= {
+        f"the truth of {v.name!r}": (v.truth, len(v.truth)) for v in views if v.truth is not None
+    }
     for what, (labels, size) in known.items():
         kind = np.int64 if classes or what.startswith("the truth") else np.float64
         if labels.dtype != kind or labels.shape != (size,):
@@ -241,4 +292,7 @@ def _dataset_problems(data: VerticalDataset) -> Iterator[str]:
         if not classes and not np.isfinite(labels).all():
             yield f"{what} must be finite"
         if classes and len(labels) and (labels.min() < 0 or labels.max() >= classes):
-            yield f"{what} must be in 0..{classes - 1}, but range from {labels.min()} to {labels.max()}"
+            yield (
+                f"{what} must be in 0..{classes - 1}, but range from {labels.min()} to "
+                f"{labels.max()}"
+            )

@@ -13,7 +13,9 @@ from fedloom.data.split import check_settings, hold_out
 
 @dataclass(frozen=True, eq=False)
 class VerticalSplit:
-    """For each party, numbers of its own rows; aligned and test rows are of the same people in the same order."""
+    """For each party, numbers of its own rows; aligned and test rows are of the same people in the
+    same order.
+    """
 
     aligned: list[np.ndarray]
     unaligned: list[np.ndarray]
@@ -38,18 +40,22 @@ def split_parties(
 ) -> VerticalSplit:
     """Draw test rows and aligned rows from the people with a label that all parties have.
 
-    All other rows of a party are unaligned: people that some party lacks, and people without a label, whom several
-    parties may have. Common people beyond `aligned` are assigned in turn, each to one party as unaligned.
+    All other rows of a party are unaligned: people that some party lacks, and people without a
+    label, whom several parties may have. Common people beyond `aligned` are assigned in turn, each
+    to one party as unaligned.
 
     Args:
-        common: for each party, (P,) its row numbers of the common people, in one order; -1 for people that it lacks.
-        known: for each party, (n,) int64 class of each of its rows, or -1; the first party's are the labels.
+        common: for each party, (P,) its row numbers of the common people, in one order; -1 for
+            people that it lacks.
+        known: for each party, (n,) int64 class of each of its rows, or -1; the first party's are
+            the labels.
         seed: of the run.
         official: (P,) whether a common person is a test row; None draws a share of each class.
         aligned: number of aligned rows; None for all common people.
         test_fraction: the share of each class that is tested.
         test_rows: maximum number of test rows, a random sample; None keeps all.
-        balanced: whether the aligned rows are drawn evenly over the classes, as far as they have rows.
+        balanced: whether the aligned rows are drawn evenly over the classes, as far as they have
+            rows.
         validation: see `fedloom.data.split.hold_out`.
 
     Raises:
@@ -58,18 +64,25 @@ def split_parties(
     check_settings(
         (aligned is None or aligned >= 1, "aligned", "at least 1", aligned),
         (test_rows is None or test_rows >= 1, "test_rows", "at least 1", test_rows),
-        (official is not None or 0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction),
+        (
+            official is not None or 0 < test_fraction < 1,
+            "test_fraction",
+            "between 0 and 1",
+            test_fraction,
+        ),
     )
     y = known[0][common[0]]
     people = np.flatnonzero(y >= 0)
     tests = None if official is None else np.flatnonzero(official[people])
     if len(people) < 2 or (tests is not None and not 0 < len(tests) < len(people)):
         raise DataError(
-            "All parties need common people with labels for training and for testing, but they have "
-            f"{len(y)} people in common, {len(people)} of them with a label"
+            "All parties need common people with labels for training and for testing, but they "
+            f"have {len(y)} people in common, {len(people)} of them with a label"
             f"{'' if tests is None else f' and {len(tests)} of these for the test'}."
         )
-    held = hold_out(y[people], tests, seed=seed, fraction=test_fraction, limit=test_rows, validation=validation)
+    held = hold_out(
+        y[people], tests, seed=seed, fraction=test_fraction, limit=test_rows, validation=validation
+    )
     pool = np.setdiff1d(people, people[held.apart])
     order = alignment_order(y[pool], balanced=balanced, seed=seed)
     count = len(pool) if aligned is None else aligned
@@ -83,12 +96,18 @@ def split_parties(
         truth.append(classes[own] if (classes[own] >= 0).all() else None)
     test = people[held.kept]
     return VerticalSplit(
-        [rows[chosen] for rows in common], unaligned, [rows[test] for rows in common], y[chosen], y[test], truth
+        [rows[chosen] for rows in common],
+        unaligned,
+        [rows[test] for rows in common],
+        y[chosen],
+        y[test],
+        truth,
     )
 
 
 def alignment_order(labels: np.ndarray, *, balanced: bool, seed: int) -> np.ndarray:
-    """(n,) all row numbers in the order of alignment, so that 200 aligned rows are the first of 600.
+    """(n,) all row numbers in the order of alignment, so that 200 aligned rows are the first of
+    600.
 
     Args:
         labels: (n,) int64.
@@ -101,7 +120,12 @@ def alignment_order(labels: np.ndarray, *, balanced: bool, seed: int) -> np.ndar
 
 
 def first_rows(
-    order: np.ndarray, labels: np.ndarray, count: int, *, rare: Sequence[int] = (), rare_rows: int = 0
+    order: np.ndarray,
+    labels: np.ndarray,
+    count: int,
+    *,
+    rare: Sequence[int] = (),
+    rare_rows: int = 0,
 ) -> np.ndarray:
     """(count,) the first rows of an order, with at most `rare_rows` of each rare class.
 
@@ -112,16 +136,20 @@ def first_rows(
     available = order[~np.isin(ordered, rare) | (_turns(ordered) < rare_rows)]
     if count > len(available):
         raise DataError(
-            f"aligned must be at most {len(available)}, the number of rows that can be aligned, not {count}."
+            f"aligned must be at most {len(available)}, the number of rows that can be aligned, "
+            f"not {count}."
         )
     return available[:count]
 
 
-def mixes(labels: np.ndarray, classes: int, *, ratios: Sequence[float], majority: int, seed: int) -> np.ndarray:
+def mixes(
+    labels: np.ndarray, classes: int, *, ratios: Sequence[float], majority: int, seed: int
+) -> np.ndarray:
     """(M, K) the class mix of each party's unaligned rows; each sums to 1.
 
-    A ratio of 1 gives the mix of all rows. Otherwise a party draws `majority` random classes, and each other class gets
-    1/ratio of their rows; of two classes the majority is class 0, without a draw.
+    A ratio of 1 gives the mix of all rows. Otherwise a party draws `majority` random classes, and
+    each other class gets 1/ratio of their rows; of two classes the majority is class 0, without a
+    draw.
     """
     rows = np.ones((len(ratios), classes))
     for party, (mix, ratio) in enumerate(zip(rows, ratios, strict=True)):
@@ -146,8 +174,8 @@ def deal_unaligned(
 ) -> list[np.ndarray]:
     """Disjoint rows for each party in its class mix, in random order.
 
-    They come from the end of each class's queue, party by party, so that for a fixed `rows` neither more aligned rows
-    nor more parties change them.
+    They come from the end of each class's queue, party by party, so that for a fixed `rows` neither
+    more aligned rows nor more parties change them.
 
     Args:
         order: (n,) from `alignment_order`.
@@ -168,22 +196,25 @@ def deal_unaligned(
     if rows is None and len(free) and not wanted.any():
         scarce = classes[int(np.argmin(np.where(shares.sum(axis=0) > 0, left, len(free) + 1)))]
         raise DataError(
-            f"Class {scarce!r} has too few rows besides test and aligned rows for unaligned rows of {len(shares)} "
-            "parties in their class mixes; lower aligned, or set unaligned = 0."
+            f"Class {scarce!r} has too few rows besides test and aligned rows for unaligned rows "
+            f"of {len(shares)} parties in their class mixes; lower aligned, or set unaligned = 0."
         )
     lacking = np.flatnonzero(wanted.sum(axis=0) > left)
     if len(lacking):
         most = int(_most(shares, left, seed)[0].sum())
         worst = lacking[np.argmax((wanted.sum(axis=0) - left)[lacking])]
         raise DataError(
-            f"{rows} unaligned rows for each of {len(shares)} parties need {wanted.sum(axis=0)[worst]} of class "
-            f"{classes[worst]!r}, but besides test and aligned rows there are {left[worst]}; with these ratios "
-            f"unaligned must be at most {most}."
+            f"{rows} unaligned rows for each of {len(shares)} parties need "
+            f"{wanted.sum(axis=0)[worst]} of class {classes[worst]!r}, but besides test and "
+            f"aligned rows there are {left[worst]}; with these ratios unaligned must be at most "
+            f"{most}."
         )
     ends = np.cumsum(wanted, axis=0)
     parts: list[np.ndarray] = []
     for party, (last, row) in enumerate(zip(ends, wanted, strict=True)):
-        own = [queue[end - count : end] for queue, end, count in zip(queues, last, row, strict=True)]
+        own = [
+            queue[end - count : end] for queue, end, count in zip(queues, last, row, strict=True)
+        ]
         parts.append(stream(seed, "columns.order", party).permutation(np.concatenate(own)))
     return parts
 
@@ -200,7 +231,10 @@ def _turns(labels: np.ndarray) -> np.ndarray:
 def _counts(shares: np.ndarray, rows: int, seed: int) -> np.ndarray:
     """(M, K) numbers of rows that sum to `rows` for each party."""
     return np.stack(
-        [proportional(rows, share, stream(seed, "columns.counts", party)) for party, share in enumerate(shares)]
+        [
+            proportional(rows, share, stream(seed, "columns.counts", party))
+            for party, share in enumerate(shares)
+        ]
     )
 
 

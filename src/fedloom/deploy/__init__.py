@@ -12,7 +12,7 @@ second = party.embed("rows.csv", ids)                     # (n, d), for the acti
 party.predict_alone("rows.csv")                           # (n, Z), where the method has prototypes
 active = load_active("parties/active")
 active.predict([first, second])                           # (n, Z)
-"""
+"""  # noqa: E501
 
 from fedloom.deploy.deployed import DeployedActive, DeployedParty, load_active, load_party
 from fedloom.deploy.embeddings import Embeddings, read_embeddings, write_embeddings

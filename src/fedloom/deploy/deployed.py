@@ -32,8 +32,8 @@ def load_party(folder: str | Path, *, trust: Collection[str] = ()) -> "DeployedP
 
     Args:
         folder: written by `export`.
-        trust: your own networks (`package.module:factory`) and method pages (`FILE.py`) that the folder may name. Their
-            code is executed; code that is not listed here never is.
+        trust: your own networks (`package.module:factory`) and method pages (`FILE.py`) that the
+            folder may name. Their code is executed; code that is not listed here never is.
 
     Raises:
         CheckpointError: the folder is incomplete, altered, or not a party's.
@@ -92,12 +92,13 @@ class DeployedParty:
         _restore(self._party, state["state"])
 
     def embed(self, rows: RawRows, ids: Sequence[str] | None = None) -> Embeddings:
-        """Embeddings (n, d) float32 of new rows, for the active party. See `fedloom.deploy.rows.RawRows`.
+        """Embeddings (n, d) float32 of new rows, for the active party. See
+        `fedloom.deploy.rows.RawRows`.
 
         Args:
             rows: n rows.
-            ids: of the n people, by which the active party checks that all parties embed the same people in the same
-                order. None leaves the order unchecked.
+            ids: of the n people, by which the active party checks that all parties embed the same
+                people in the same order. None leaves the order unchecked.
 
         Raises:
             DataError: the rows do not fit, or an id is missing or repeated.
@@ -109,9 +110,13 @@ class DeployedParty:
         finally:
             del self._tests[name]
         if ids is not None and len(ids) != len(out):
-            raise DataError(f"There must be one id for each of the {len(out)} rows, but there are {len(ids)}.")
+            raise DataError(
+                f"There must be one id for each of the {len(out)} rows, but there are {len(ids)}."
+            )
         order = "" if ids is None else order_digest(ids)
-        return Embeddings(self.number, self.manifest.federation, order, out.detach().cpu().float().numpy())
+        return Embeddings(
+            self.number, self.manifest.federation, order, out.detach().cpu().float().numpy()
+        )
 
     def predict_alone(self, rows: RawRows) -> np.ndarray:
         """Probabilities (n, Z) float32 of this party alone, from its prototypes and prior.
@@ -122,8 +127,8 @@ class DeployedParty:
         """
         if not isinstance(self._party, PredictsAlone):
             raise ConfigError(
-                f"parties of {self.manifest.method} cannot predict alone; make embeddings (fedloom embed) and let the "
-                "active party predict from those of all parties"
+                f"parties of {self.manifest.method} cannot predict alone; make embeddings "
+                "(fedloom embed) and let the active party predict from those of all parties"
             )
         outputs = self.outputs(self._rows(encode_rows(self.inputs, rows)).every)
         return _probabilities(self._party.alone(outputs))
@@ -150,35 +155,53 @@ class DeployedActive:
         self._alone, self._any = hasattr(method.client, "alone"), method.any_contributor
         self._narrower = "no network" in method.needs
         classes, target = manifest.outputs, _target(manifest)
-        # An active party is built where its rows are; one zero row of each class replaces those it had.
+        # An active party is built where its rows are; one zero row of each class replaces those it
+        # had.
         places, scaling = torch.arange(classes), (torch.zeros(1), torch.ones(1))
-        rows = Rows(torch.zeros(classes, 1), places if target is None else places.float(), places, *scaling)
+        rows = Rows(
+            torch.zeros(classes, 1), places if target is None else places.float(), places, *scaling
+        )
         context = ClientContext(
-            id=0, parties=manifest.parties, classes=classes, target=target, data=rows, aligned=classes
+            id=0,
+            parties=manifest.parties,
+            classes=classes,
+            target=target,
+            data=rows,
+            aligned=classes,
         )
         self._active = method.server(_config(manifest, method), context)
         message.check_like(state, {"state": object})
         _restore(self._active, state["state"])
 
-    def predict(self, embeddings: Iterable[Embeddings], ids: Sequence[str] | None = None) -> np.ndarray:
-        """Probabilities (n, Z) float32 from the parties' embeddings of the same people in the same order. A number, and
-        its s.d. if the network predicts the variance, are (n, 1 or 2) float64 in the unit of the label.
+    def predict(
+        self, embeddings: Iterable[Embeddings], ids: Sequence[str] | None = None
+    ) -> np.ndarray:
+        """Probabilities (n, Z) float32 from the parties' embeddings of the same people in the same
+        order. A number, and its s.d. if the network predicts the variance, are (n, 1 or 2) float64
+        in the unit of the label.
 
         Args:
-            embeddings: one of each party, from `DeployedParty.embed` or `read_embeddings`; of any parties, if the
-                method predicts from any.
+            embeddings: one of each party, from `DeployedParty.embed` or `read_embeddings`; of any
+                parties, if the method predicts from any.
             ids: of the n people, to compare with the embeddings' ids.
 
         Raises:
-            DataError: a needed party is missing, one is repeated, embeddings are of another export, or their people
-                differ.
+            DataError: a needed party is missing, one is repeated, embeddings are of another export,
+                or their people differ.
         """
         sent = self._by_party(embeddings)
-        _check_order({m: one.order for m, one in sent.items()}, None if ids is None else order_digest(ids))
+        _check_order(
+            {m: one.order for m, one in sent.items()}, None if ids is None else order_digest(ids)
+        )
         parts = {m: self._tensor(sent[m]) for m in sorted(self.manifest.needs) if m in sent}
-        sizes = {m: len(part) for m, part in parts.items()} | ({} if ids is None else {"ids": len(ids)})
+        sizes = {m: len(part) for m, part in parts.items()} | (
+            {} if ids is None else {"ids": len(ids)}
+        )
         if len(set(sizes.values())) > 1:
-            raise DataError(f"All parties must embed the same people, but their numbers of rows differ: {sizes}.")
+            raise DataError(
+                "All parties must embed the same people, but their numbers of rows differ: "
+                f"{sizes}."
+            )
         return self.in_words_or_unit(decide(self._active, parts))
 
     def in_words_or_unit(self, outputs: Tensor) -> np.ndarray:
@@ -191,13 +214,20 @@ class DeployedActive:
         for one in embeddings:
             if not isinstance(one, Embeddings):
                 kind = type(one).__name__
-                raise DataError(f"Each must be an Embeddings, from embed(rows, ids) or read_embeddings, not {kind}.")
+                raise DataError(
+                    "Each must be an Embeddings, from embed(rows, ids) or read_embeddings, not "
+                    f"{kind}."
+                )
             if one.federation != self.manifest.federation:
                 raise DataError(
-                    f"Party {one.party}'s embeddings were made with a folder of another export; use the folders of one."
+                    f"Party {one.party}'s embeddings were made with a folder of another export; "
+                    "use the folders of one."
                 )
             if one.party in found:
-                raise DataError(f"Party {one.party} has more than one set of embeddings; give one for each party.")
+                raise DataError(
+                    f"Party {one.party} has more than one set of embeddings; give one for each "
+                    "party."
+                )
             found[one.party] = one
         missing = [m for m in self.manifest.needs if m not in found]
         if missing and (not self._any or len(missing) == len(self.manifest.needs)):
@@ -206,42 +236,64 @@ class DeployedActive:
 
     def _tensor(self, sent: Embeddings) -> Tensor:
         part, width = np.asarray(sent.values), self.manifest.width
-        fits = part.ndim == 2 and (part.shape[1] == width or (self._narrower and part.shape[1] < width))
+        fits = part.ndim == 2 and (
+            part.shape[1] == width or (self._narrower and part.shape[1] < width)
+        )
         if part.dtype != np.float32 or not fits or not len(part) or not np.isfinite(part).all():
             got = f"{part.shape} {part.dtype}"
-            raise DataError(f"Party {sent.party}'s embeddings must be (n >= 1, {width}), finite, float32, not {got}.")
+            raise DataError(
+                f"Party {sent.party}'s embeddings must be (n >= 1, {width}), finite, float32, "
+                f"not {got}."
+            )
         return torch.from_numpy(part.copy())
 
     def _missing(self, missing: Sequence[int]) -> str:
-        parties = f"party {missing[0]}" if len(missing) == 1 else f"parties {', '.join(map(str, missing))}"
+        parties = (
+            f"party {missing[0]}"
+            if len(missing) == 1
+            else f"parties {', '.join(map(str, missing))}"
+        )
         how = f"ask for them (fedloom embed party-{missing[0]} ROWS.csv)"
         alone = "any party can predict alone, from its prototypes: fedloom predict party-0 ROWS.csv"
-        other = f"Without them {alone}" if self._alone else f"Parties of {self.manifest.method} cannot predict alone"
+        other = (
+            f"Without them {alone}"
+            if self._alone
+            else f"Parties of {self.manifest.method} cannot predict alone"
+        )
         needed = len(self.manifest.needs)
-        return f"Embeddings of {parties} are missing; a joint prediction needs those of all {needed}: {how}. {other}."
+        return (
+            f"Embeddings of {parties} are missing; a joint prediction needs those of all "
+            f"{needed}: {how}. {other}."
+        )
 
 
 def _check_order(orders: Mapping[int, str], own: str | None) -> None:
-    """Raise DataError unless all digests of the order of people, and of the caller's ids, are equal."""
+    """Raise DataError unless all digests of the order of people, and of the caller's ids, are
+    equal.
+    """
     expected = next(iter(orders.values()), "") if own is None else own
     odd = next((m for m, order in orders.items() if order != expected), None)
     if odd is not None:
         without = next((m for m, order in orders.items() if not order), None)
         raise DataError(
-            f"Party {without}'s embeddings have no ids, but those of others do; embed its rows with --id "
-            "(embed(rows, ids)), so that the order of people can be compared."
+            f"Party {without}'s embeddings have no ids, but those of others do; embed its rows "
+            "with --id (embed(rows, ids)), so that the order of people can be compared."
             if without is not None
-            else f"Party {odd}'s embeddings are of other people, or of the same in another order, than "
-            f"{'the rows given' if own else f'those of party {next(iter(orders))}'}; bring all files into one order "
-            "(fedloom align) and embed again."
+            else f"Party {odd}'s embeddings are of other people, or of the same in another order, "
+            f"than {'the rows given' if own else f'those of party {next(iter(orders))}'}; "
+            "bring all files into one order (fedloom align) and embed again."
         )
 
 
 def embedded(party: Party[object], on: str) -> Tensor:
-    """A party's embeddings (n, d) of the test rows named `on`, as the active party receives them."""
+    """A party's embeddings (n, d) of the test rows named `on`, as the active party
+    receives them.
+    """
     found = contribution(party, on=on)
     if not isinstance(found, Tensor) or found.dim() != 2:
-        raise ConfigError(f"{type(party).__name__} has no embeddings (n, d), so it cannot be used after training")
+        raise ConfigError(
+            f"{type(party).__name__} has no embeddings (n, d), so it cannot be used after training"
+        )
     return found
 
 
@@ -273,7 +325,9 @@ def _target(manifest: PartyManifest) -> Number | None:
 def _config(manifest: PartyManifest, method: Method) -> Any:
     cfg, widest = method.configure(params=manifest.params), min(WIDEST, ALL // manifest.parties)
     if "no network" not in method.needs and cfg.embedding_dim > widest:
-        raise CheckpointError(f"params.embedding_dim must be at most {widest}, not {cfg.embedding_dim}")
+        raise CheckpointError(
+            f"params.embedding_dim must be at most {widest}, not {cfg.embedding_dim}"
+        )
     return cfg
 
 
@@ -285,7 +339,9 @@ def _check_size(model: str, shape: tuple[int, ...], norm: Any, outputs: int, sta
         claimed = sum(p.numel() for p in models.build(model, shape, outputs, norm).parameters())
     saved = sum(leaf.numel() for _, leaf in message.leaves(state) if isinstance(leaf, Tensor))
     if claimed > saved:
-        raise CheckpointError(f"its network has {claimed:,} parameters, but the state has {saved:,} numbers")
+        raise CheckpointError(
+            f"its network has {claimed:,} parameters, but the state has {saved:,} numbers"
+        )
 
 
 def _scaling(state: Any, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -312,7 +368,9 @@ def _load(
         if page is None:
             raise ConfigError(_untrusted(path, "method page", f"{file}.py"))
         if not Path(page).is_file() or digest(Path(page).read_bytes()) != manifest.page_sha256:
-            raise ConfigError(f"{page} is not the method page of {path}; give the file that it was trained with")
+            raise ConfigError(
+                f"{page} is not the method page of {path}; give the file that it was trained with"
+            )
         method = methods.load(f"{page}:{name}")
     if method.setting != "vertical":
         raise CheckpointError(f"{path} names {method.name}, which is not a vertical method")
@@ -321,8 +379,8 @@ def _load(
 
 def _untrusted(path: Path, kind: str, name: str) -> str:
     return (
-        f"{path} needs your own {kind} {name}, whose code would be executed; if you trust it, add --trust {name}, or "
-        f"trust=[{name!r}]"
+        f"{path} needs your own {kind} {name}, whose code would be executed; if you trust it, "
+        f"add --trust {name}, or trust=[{name!r}]"
     )
 
 

@@ -1,7 +1,9 @@
-"""Files exchanged after training: embeddings, which parties send to the active one, and tables of predictions.
+"""Files exchanged after training: embeddings, which parties send to the active one, and tables of
+predictions.
 
-A file of embeddings is a message (`fedloom.core.message`). It names the party, the export, and the order of people as
-the SHA-256 of their ids: enough to refuse mismatched files, without a list of people.
+A file of embeddings is a message (`fedloom.core.message`). It names the party, the export, and the
+order of people as the SHA-256 of their ids: enough to refuse mismatched files, without a list of
+people.
 """
 
 import csv
@@ -27,7 +29,8 @@ FORMAT = "fedloom-embeddings/1"
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """The embeddings of some people, which one party made for the active party. NumPy takes it as an array.
+    """The embeddings of some people, which one party made for the active party. NumPy takes it as
+    an array.
 
     Attributes:
         party: its number.
@@ -51,7 +54,8 @@ class Embeddings:
 
 
 def order_digest(ids: Sequence[str]) -> str:
-    """The SHA-256 over all ids in order, normalized as by `fedloom align`: without case and surplus space.
+    """The SHA-256 over all ids in order, normalized as by `fedloom align`: without case and surplus
+    space.
 
     Raises:
         DataError: an id is missing or repeated.
@@ -86,17 +90,25 @@ def read_embeddings(path: Path) -> Embeddings:
         raise DataError(f"{path} cannot be read ({error.strerror}).") from None
     except MessageError as error:
         raise DataError(
-            f"{path} is not a valid file of embeddings ({error}); create it again with fedloom embed."
+            f"{path} is not a valid file of embeddings ({error}); create it again with fedloom "
+            "embed."
         ) from None
     if tree["format"] != FORMAT:
-        raise DataError(f"{path} is not a file of embeddings of this version; create it with fedloom embed.")
+        raise DataError(
+            f"{path} is not a file of embeddings of this version; create it with fedloom embed."
+        )
     return Embeddings(tree["party"], tree["federation"], tree["order"], tree["embedded"].numpy())
 
 
 def write_predictions(
-    path: Path, heading: str, names: Sequence[str], classes: Sequence[str], probabilities: np.ndarray
+    path: Path,
+    heading: str,
+    names: Sequence[str],
+    classes: Sequence[str],
+    probabilities: np.ndarray,
 ) -> None:
-    """Write a CSV file: the id, the predicted class, and the probability of each class, from (n, Z) probabilities.
+    """Write a CSV file: the id, the predicted class, and the probability of each class, from (n, Z)
+    probabilities.
 
     Raises:
         DataError: the file cannot be written.
@@ -108,8 +120,11 @@ def write_predictions(
     _write(path, text.getvalue().encode())
 
 
-def write_numbers(path: Path, heading: str, names: Sequence[str], labels: Sequence[str], numbers: np.ndarray) -> None:
-    """Write a CSV file: the id, and predicted numbers (n, W) under `labels`, in nine digits as by `predict.py`.
+def write_numbers(
+    path: Path, heading: str, names: Sequence[str], labels: Sequence[str], numbers: np.ndarray
+) -> None:
+    """Write a CSV file: the id, and predicted numbers (n, W) under `labels`, in nine digits as by
+    `predict.py`.
 
     Raises:
         DataError: the file cannot be written.
@@ -117,7 +132,10 @@ def write_numbers(path: Path, heading: str, names: Sequence[str], labels: Sequen
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([heading, *labels])
-    writer.writerows([name, *(f"{x:.9g}" for x in row)] for name, row in zip(names, numbers.tolist(), strict=True))
+    writer.writerows(
+        [name, *(f"{x:.9g}" for x in row)]
+        for name, row in zip(names, numbers.tolist(), strict=True)
+    )
     _write(path, text.getvalue().encode())
 
 
@@ -133,4 +151,6 @@ def _write(path: Path, data: bytes) -> None:
     try:
         write_atomically(path, data)
     except OSError as error:
-        raise DataError(f"{path} cannot be written ({error.strerror}); choose another --out.") from None
+        raise DataError(
+            f"{path} cannot be written ({error.strerror}); choose another --out."
+        ) from None

@@ -51,7 +51,9 @@ class Exported:
     """Completed and planned rounds."""
     vertical: bool
     alone: bool
-    """Whether the folders belong to a vertical federation, and whether its parties can predict alone."""
+    """Whether the folders belong to a vertical federation, and whether its parties can predict
+    alone.
+    """
     bins: bool
     """Whether parties have bins of their columns in place of a network."""
     tried: int
@@ -59,28 +61,35 @@ class Exported:
 
 
 def export(
-    run: str | Path, out: str | Path | None = None, *, force: bool = False, trust: Collection[str] = ()
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    force: bool = False,
+    trust: Collection[str] = (),
 ) -> Exported:
     """Write one folder for each trained model of a run, in the state of its newest checkpoint.
 
-    Horizontal: one for each client, named by the owner of its rows, or else as in the ledger (`client-0`, …), with the
-    model that its main metric evaluates; and `server`, if all clients share a model. Plain PyTorch opens them: see
-    `fedloom.deploy.models`.
+    Horizontal: one for each client, named by the owner of its rows, or else as in the ledger
+    (`client-0`, …), with the model that its main metric evaluates; and `server`, if all clients
+    share a model. Plain PyTorch opens them: see `fedloom.deploy.models`.
 
-    Vertical: `party-0`, `party-1`, …, and `active` with the classifier. Each holds the state of its owner, and no rows,
-    labels, weights or prototypes of another party.
+    Vertical: `party-0`, `party-1`, …, and `active` with the classifier. Each holds the state of its
+    owner, and no rows, labels, weights or prototypes of another party.
 
     Each folder is loaded and compared with the run before it replaces another.
 
     Args:
-        run: a run's folder. Its data must still exist, because the preprocessing is computed from it.
+        run: a run's folder. Its data must still exist, because the preprocessing is computed from
+            it.
         out: None for `export` in the run's folder.
-        force: replace existing folders once the new ones are verified, and remove the folders of other owners.
+        force: replace existing folders once the new ones are verified, and remove the folders of
+            other owners.
         trust: code that the config of a run outside the working folder may name.
 
     Raises:
         ConfigError: folders already exist, or the models are at nodes.
-        CheckpointError: the run has no valid checkpoint, or a folder does not predict as the run did.
+        CheckpointError: the run has no valid checkpoint, or a folder does not predict as the run
+            did.
         FedloomError: the run cannot be rebuilt.
 
     Example:
@@ -94,8 +103,8 @@ def export(
     existing = next((name for name in _owned(target)), None)
     if existing and not force:
         raise ConfigError(
-            f"{target / existing} already exists; add --force (in Python force=True) to replace it, or choose another "
-            "folder"
+            f"{target / existing} already exists; add --force (in Python force=True) to replace "
+            "it, or choose another folder"
         )
     with _writable(target), tempfile.TemporaryDirectory(prefix=".new-", dir=target) as staging:
         work = _write_parties if plan.method.setting == "vertical" else write_models
@@ -103,7 +112,10 @@ def export(
         _install(Path(staging), target, found.names)  # only verified folders replace others
     return Exported(
         target,
-        {name: sum(file.stat().st_size for file in (target / name).iterdir()) for name in found.names},
+        {
+            name: sum(file.stat().st_size for file in (target / name).iterdir())
+            for name in found.names
+        },
         found.networks,
         found.skipped,
         done,
@@ -115,7 +127,9 @@ def export(
     )
 
 
-def _write_parties(plan: RunPlan, states: Mapping[str, Any], done: int, staging: Path) -> WrittenModels:
+def _write_parties(
+    plan: RunPlan, states: Mapping[str, Any], done: int, staging: Path
+) -> WrittenModels:
     """Write and verify the folders of a vertical run."""
     contributors = plan.method.contributors or tuple(range(len(plan.clients)))
     names = [*(f"party-{m}" for m in contributors), ACTIVE]
@@ -143,7 +157,9 @@ def _write_parties(plan: RunPlan, states: Mapping[str, Any], done: int, staging:
         own = {"role": ACTIVE if m is None else "party", "party": m, "inputs": spec}
         folders.write(staging / name, {**common, **own}, state)
     tried = _verify(staging, parties, sent, [*plan.architectures, *([str(page)] if page else [])])
-    return WrittenModels(names, {f"party-{m}": plan.architectures[m] for m in contributors}, {}, tried)
+    return WrittenModels(
+        names, {f"party-{m}": plan.architectures[m] for m in contributors}, {}, tried
+    )
 
 
 @contextlib.contextmanager
@@ -153,12 +169,16 @@ def _writable(target: Path) -> Iterator[None]:
         target.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise ConfigError(f"{target} cannot be written ({error.strerror}); choose another --out") from None
+        raise ConfigError(
+            f"{target} cannot be written ({error.strerror}); choose another --out"
+        ) from None
 
 
 def _owned(target: Path) -> list[str]:
     """The folders in `target` that an export wrote."""
-    return sorted(found.parent.name for kind in (MANIFEST, MODEL) for found in target.glob(f"*/{kind}"))
+    return sorted(
+        found.parent.name for kind in (MANIFEST, MODEL) for found in target.glob(f"*/{kind}")
+    )
 
 
 def _install(staging: Path, target: Path, names: Sequence[str]) -> None:
@@ -170,7 +190,8 @@ def _install(staging: Path, target: Path, names: Sequence[str]) -> None:
             (target / name).rmdir()
     for name in names:
         (target / name).mkdir(exist_ok=True)
-        for made in sorted((staging / name).iterdir(), key=lambda path: path.suffix == ".json"):  # the manifest last
+        # the manifest last
+        for made in sorted((staging / name).iterdir(), key=lambda path: path.suffix == ".json"):
             if made.is_file():
                 os.replace(made, target / name / made.name)
 
@@ -180,7 +201,11 @@ def _config(run: Path, trust: Collection[str]) -> RunConfig:
     path = run / "config.toml"
     if not path.is_file():
         inside = sorted(str(found.parent) for found in run.glob("*/config.toml"))
-        hint = f"choose one of: {', '.join(inside[:8])}" if inside else "name the folder that a run wrote"
+        hint = (
+            f"choose one of: {', '.join(inside[:8])}"
+            if inside
+            else "name the folder that a run wrote"
+        )
         raise ConfigError(f"{run} is not a run's folder: it has no config.toml; {hint}")
     try:
         values = toml.loads(path.read_text(encoding="utf-8"))
@@ -189,7 +214,9 @@ def _config(run: Path, trust: Collection[str]) -> RunConfig:
     refuse_foreign_code(values, path, trust)
     config = check({"run": {**values, "engine": {}}}).run
     if config.data.own or config.columns.private:
-        raise ConfigError(f"{run} is a run at nodes: each node has its own model, as run-ID/model.safetensors")
+        raise ConfigError(
+            f"{run} is a run at nodes: each node has its own model, as run-ID/model.safetensors"
+        )
     return config
 
 
@@ -199,15 +226,17 @@ def _saved(run: Path, plan: RunPlan) -> tuple[int, Mapping[str, Any]]:
         found, _ = checkpoint.newest(run / "checkpoints", fingerprint(plan))
     except CheckpointError as error:
         raise CheckpointError(
-            f"{run} cannot be exported: no checkpoint is valid for the present data, config.toml and version of "
-            f"fedloom; run it again\n{error}"
+            f"{run} cannot be exported: no checkpoint is valid for the present data, config.toml "
+            f"and version of fedloom; run it again\n{error}"
         ) from None
     if found is None:
         raise CheckpointError(f"{run} has no checkpoint yet; let it finish a round first")
     return found[0], found[1]
 
 
-def _restored(plan: RunPlan, states: Mapping[str, Any], contributors: Sequence[int]) -> dict[int | None, Party[object]]:
+def _restored(
+    plan: RunPlan, states: Mapping[str, Any], contributors: Sequence[int]
+) -> dict[int | None, Party[object]]:
     """The parties as they were after the last round, by number; None is the active party."""
     assert plan.server is not None
     active, *others = states  # the active party's comes first, then by number
@@ -219,14 +248,20 @@ def _restored(plan: RunPlan, states: Mapping[str, Any], contributors: Sequence[i
     return {**parties, None: plan.server}
 
 
-def _content(plan: RunPlan, m: int | None, party: Party[object]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _content(
+    plan: RunPlan, m: int | None, party: Party[object]
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """A party's exported tensors, and its `InputSpec`; None for the active party."""
     state = {"state": exported(party)}
     if m is None or plan.data.parties is None:
         return state, None
     view = plan.data.parties.views[m]
     scaling = {"shift": torch.from_numpy(view.shift), "scale": torch.from_numpy(view.scale)}
-    network = {"model": plan.architectures[m], "norm": plan.run.models.norm, "shape": view.input_shape}
+    network = {
+        "model": plan.architectures[m],
+        "norm": plan.run.models.norm,
+        "shape": view.input_shape,
+    }
     return {**state, **scaling}, {**network, "recipe": view.recipe}
 
 
@@ -236,17 +271,26 @@ def _verify(
     sent: Mapping[int, torch.Tensor],
     trust: Sequence[str],
 ) -> int:
-    """Compare the folders' predictions with the predictions of the run's parties; return the number of test rows."""
+    """Compare the folders' predictions with the predictions of the run's parties; return the number
+    of test rows.
+    """
     rows = 0
     for m in sent:
         tests = parties[m].context.tests["test"]
         rows = min(TRIED, len(tests))
         x = tests.x(torch.arange(rows))
-        _compare(f"party-{m}", parties[m].infer(x), load_party(folder / f"party-{m}", trust=trust).outputs(x))
+        _compare(
+            f"party-{m}",
+            parties[m].infer(x),
+            load_party(folder / f"party-{m}", trust=trust).outputs(x),
+        )
     parts = {m: values[:rows] for m, values in sent.items()}
     active = load_active(folder / ACTIVE, trust=trust)
     joint = active.in_words_or_unit(decide(parties[None], parts))
-    again = [Embeddings(m, active.manifest.federation, "", part.float().numpy()) for m, part in parts.items()]
+    again = [
+        Embeddings(m, active.manifest.federation, "", part.float().numpy())
+        for m, part in parts.items()
+    ]
     _compare(ACTIVE, torch.from_numpy(joint), torch.from_numpy(active.predict(again)))
     return rows
 
@@ -255,6 +299,6 @@ def _compare(name: str, run: torch.Tensor, folder: torch.Tensor) -> None:
     scale = max(1.0, float(run.abs().max()))
     if run.shape != folder.shape or float((run - folder).abs().max()) > CLOSE * scale:
         raise CheckpointError(
-            f"the folder {name} does not predict as the run did: its party uses state that it does not export; add it "
-            "to EXPORT on the method's page"
+            f"the folder {name} does not predict as the run did: its party uses state that it "
+            "does not export; add it to EXPORT on the method's page"
         )

@@ -1,4 +1,6 @@
-"""Writes the folders of a horizontal run: one for each client's model, and one for the model that all share."""
+"""Writes the folders of a horizontal run: one for each client's model, and one for the model that
+all share.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -52,8 +54,11 @@ class WrittenModels:
     tried: int
 
 
-def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: Path) -> WrittenModels:
-    """Write and verify the folders of all models of a run, from the states of its parties after `done` rounds.
+def write_models(
+    plan: RunPlan, states: Mapping[str, Any], done: int, staging: Path
+) -> WrittenModels:
+    """Write and verify the folders of all models of a run, from the states of its parties after
+    `done` rounds.
 
     Raises:
         DataError: a client's state is at its node.
@@ -72,16 +77,22 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
     for i, name in enumerate(_folders(trained.names.values())):
         party = trained.party(i)
         if getattr(party.cfg, "own", ()):
-            found.skipped[name] = "it mixes models of the owner's own rows (params.own), which have no folder"
+            found.skipped[name] = (
+                "it mixes models of the owner's own rows (params.own), which have no folder"
+            )
             continue
-        if plan.contexts[i].network is None and (tables.has_trees(party) or tables.is_linear(party)):
+        if plan.contexts[i].network is None and (
+            tables.has_trees(party) or tables.is_linear(party)
+        ):
             tried = max(tried, _write_trees(plan, data, name, party, done, staging))
             found.names.append(name)
             found.networks[name] = plan.architectures[i]
             continue
         if plan.contexts[i].network is None:
             black = f"a black box ({plan.architectures[i]}), whose state is not tensors"
-            found.skipped[name] = f"it has {black if plan.contexts[i].black_box else 'a model that is no network'}"
+            found.skipped[name] = (
+                f"it has {black if plan.contexts[i].black_box else 'a model that is no network'}"
+            )
             continue
         first = party if i == plan.training[0] else first
         tried = max(tried, _write(plan, data, i, name, party, main, broadcast, done, staging))
@@ -89,7 +100,9 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
         found.networks[name] = plan.architectures[i]
         shared.add(party, broadcast)
     if found.names and first is None and not tables.is_joint(trained.party(plan.training[0])):
-        found.skipped[SERVER] = "each owner predicts by trees or an effect of its own besides; take an owner's folder"
+        found.skipped[SERVER] = (
+            "each owner predicts by trees or an effect of its own besides; take an owner's folder"
+        )
     elif found.names and first is None:  # all owners have the same trees
         _write_trees(plan, data, SERVER, trained.party(plan.training[0]), done, staging)
         found.names.append(SERVER)
@@ -97,7 +110,9 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
     elif plan.server is not None and shared.same and not found.skipped:
         i = plan.training[0]
         if len(getattr(data, "fits", ())) > 1:
-            found.skipped[SERVER] = "each client standardizes rows by its own; take a client's folder"
+            found.skipped[SERVER] = (
+                "each client standardizes rows by its own; take a client's folder"
+            )
         elif first is not None:
             _write(plan, data, i, SERVER, first, "", broadcast, done, staging)
             found.names.append(SERVER)
@@ -106,7 +121,9 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
 
 
 def _folders(names: Iterable[str]) -> list[str]:
-    """Names of folders for clients, such as of their owners, that are safe and differ also on disks without case."""
+    """Names of folders for clients, such as of their owners, that are safe and differ also on disks
+    without case.
+    """
     found: list[str] = []
     for i, name in enumerate(names):
         safe = re.sub(r"[^\w.-]+", "_", name).strip("._") or f"client-{i}"
@@ -128,7 +145,9 @@ class _Shared:
             party.prepare(eval_mode="", broadcast=broadcast)
             own = {k: v.clone() for k, v in {**party.params, **party.buffers}.items()}
         first = self._first = self._first or own
-        same = own.keys() == first.keys() and all(torch.equal(value, first[k]) for k, value in own.items())
+        same = own.keys() == first.keys() and all(
+            torch.equal(value, first[k]) for k, value in own.items()
+        )
         self.same = self.same and same
 
 
@@ -172,13 +191,16 @@ def _write(
         with torch.inference_mode():
             if float((plan.data.task.soft(network(x)) - expected).abs().max()) > CLOSE:
                 raise CheckpointError(
-                    f"the folder {name} does not predict as the run did: {plan.method.name} predicts by more than one "
-                    "forward pass of a network in evaluation mode (such as params.batchnorm=batch)"
+                    f"the folder {name} does not predict as the run did: {plan.method.name} "
+                    "predicts by more than one forward pass of a network in evaluation mode "
+                    "(such as params.batchnorm=batch)"
                 )
     return len(x)
 
 
-def _write_trees(plan: RunPlan, data: Dataset, name: str, party: Party[object], done: int, staging: Path) -> int:
+def _write_trees(
+    plan: RunPlan, data: Dataset, name: str, party: Party[object], done: int, staging: Path
+) -> int:
     """As `_write`, for a party whose model are trees, or linear."""
     rows = party.context.tests.get("test") or party.context.tests["own"]
     x = rows.x(torch.arange(min(ROWS, len(rows))))
@@ -187,9 +209,17 @@ def _write_trees(plan: RunPlan, data: Dataset, name: str, party: Party[object], 
     else:
         source, state = tables.tree_network(data, party)
     values = {
-        "fedloom": __version__, "owner": name, "method": plan.method.name, "eval_mode": "", "round": done,
-        "classes": plan.data.classes, **number_of(plan), "model": None, "norm": None, "inputs": tables.inputs_of(data),
-    }  # fmt: skip
+        "fedloom": __version__,
+        "owner": name,
+        "method": plan.method.name,
+        "eval_mode": "",
+        "round": done,
+        "classes": plan.data.classes,
+        **number_of(plan),
+        "model": None,
+        "norm": None,
+        "inputs": tables.inputs_of(data),
+    }
     write_model(staging / name, values, state, source)
     with torch.inference_mode():
         found = load_model(staging / name, trust=[NETWORK]).network(tables.encoded(data, x))
@@ -205,11 +235,15 @@ def number_of(plan: RunPlan) -> dict[str, Any]:
     if target is None:
         return {}
     return {
-        "number": NumberInfo(label=plan.data.label, shift=target.shift, scale=target.scale, variance=target.variance)
+        "number": NumberInfo(
+            label=plan.data.label, shift=target.shift, scale=target.scale, variance=target.variance
+        )
     }
 
 
-def _is_plain(model: str, data: Dataset, classes: int, norm: Any, state: Mapping[str, Tensor]) -> bool:
+def _is_plain(
+    model: str, data: Dataset, classes: int, norm: Any, state: Mapping[str, Tensor]
+) -> bool:
     """Whether a network of fedloom by this name has exactly this state."""
     if model not in models.MODELS:
         return False

@@ -1,7 +1,7 @@
 """The folder of one party: a manifest, `party.json`, and tensors, `state.safetensors`.
 
-The tensors are a message (`fedloom.core.message`), a safetensors file without code, and the manifest has its SHA-256.
-Both are validated as untrusted input.
+The tensors are a message (`fedloom.core.message`), a safetensors file without code, and the
+manifest has its SHA-256. Both are validated as untrusted input.
 """
 
 import contextlib
@@ -25,7 +25,9 @@ from fedloom.core.problems import problems
 MANIFEST, STATE = "party.json", "state.safetensors"
 ACTIVE = "active"
 WIDEST, ALL = 1 << 11, 1 << 18
-"""Largest embedding of one party, and of all together: the limit on the memory that a manifest can claim."""
+"""Largest embedding of one party, and of all together: the limit on the memory that a manifest can
+claim.
+"""
 LARGEST_MANIFEST = 1 << 26
 """Maximum bytes of a `party.json`."""
 LIMITS = Limits(max_bytes=1 << 36)
@@ -122,7 +124,9 @@ class PartyManifest(BaseModel):
     @model_validator(mode="after")
     def _role(self) -> "PartyManifest":
         if (self.role == "party") != (self.party is not None and self.inputs is not None):
-            raise ValueError("a party needs a number and inputs, the active party's classifier has neither")
+            raise ValueError(
+                "a party needs a number and inputs, the active party's classifier has neither"
+            )
         if max(self.party or 0, *self.needs) >= self.parties or min(self.needs) < 0:
             raise ValueError(f"valid parties are 0–{self.parties - 1}")
         return self
@@ -147,14 +151,21 @@ def write(folder: Path, values: Mapping[str, Any], state: bytes) -> None:
     try:
         manifest = PartyManifest(**values, state_sha256=digest(state), state_bytes=len(state))
     except ValidationError as error:  # such as more parties than a manifest allows
-        raise ConfigError("\n".join(["this run cannot be exported:", *problems(error, PartyManifest)])) from None
-    text = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        raise ConfigError(
+            "\n".join(["this run cannot be exported:", *problems(error, PartyManifest)])
+        ) from None
+    text = (
+        json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
+        + "\n"
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / STATE, state)
         write_atomically(folder / MANIFEST, text.encode())
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written ({error.strerror}); choose another --out") from None
+        raise ConfigError(
+            f"{folder} cannot be written ({error.strerror}); choose another --out"
+        ) from None
 
 
 def read_manifest(folder: Path) -> PartyManifest:
@@ -166,14 +177,24 @@ def read_manifest(folder: Path) -> PartyManifest:
     path = folder / MANIFEST
     if not path.is_file():
         above = folder if folder.is_dir() else folder.parent
-        inside = sorted(found.parent.name for kind in (MANIFEST, "model.json") for found in above.glob(f"*/{kind}"))
+        inside = sorted(
+            found.parent.name
+            for kind in (MANIFEST, "model.json")
+            for found in above.glob(f"*/{kind}")
+        )
         these = "its folders" if folder.is_dir() else f"the folders in {above}"
-        hint = f"choose one of {these}: {', '.join(inside)}" if inside else "create one with fedloom export"
+        hint = (
+            f"choose one of {these}: {', '.join(inside)}"
+            if inside
+            else "create one with fedloom export"
+        )
         reason = f"it has no {MANIFEST}" if folder.is_dir() else "it does not exist"
         raise CheckpointError(f"{folder} is not a party's folder: {reason}; {hint}")
     with readable(path):
         if path.stat().st_size > LARGEST_MANIFEST:
-            raise CheckpointError(f"{path} is larger than {LARGEST_MANIFEST:,} bytes; copy the folder again")
+            raise CheckpointError(
+                f"{path} is larger than {LARGEST_MANIFEST:,} bytes; copy the folder again"
+            )
         values = json.loads(path.read_bytes())
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} must hold a JSON object; copy the folder again")
@@ -193,12 +214,16 @@ def read(folder: Path, role: Literal["party", "active"]) -> tuple[PartyManifest,
     manifest = read_manifest(folder)
     if manifest.role != role:
         owner = "the active party" if manifest.role == ACTIVE else "a party"
-        raise CheckpointError(f"{folder} is the folder of {owner}; load it with load_{manifest.role}")
+        raise CheckpointError(
+            f"{folder} is the folder of {owner}; load it with load_{manifest.role}"
+        )
     path = folder / STATE
     with readable(path):
         data = path.read_bytes() if path.stat().st_size == manifest.state_bytes else b""
     if digest(data) != manifest.state_sha256:
-        raise CheckpointError(f"{path} is not the file that {MANIFEST} describes; copy the folder again")
+        raise CheckpointError(
+            f"{path} is not the file that {MANIFEST} describes; copy the folder again"
+        )
     with validating(folder):
         state = message.decode(data, LIMITS)
         message.check_finite(state)
@@ -207,7 +232,9 @@ def read(folder: Path, role: Literal["party", "active"]) -> tuple[PartyManifest,
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Raise an error of the file system, or of JSON, inside as a `CheckpointError` about the file."""
+    """Raise an error of the file system, or of JSON, inside as a `CheckpointError`
+    about the file.
+    """
     try:
         yield
     except (OSError, ValueError, RecursionError, MemoryError) as error:  # also of JSON
@@ -221,4 +248,6 @@ def validating(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:
         text = (str(error) or type(error).__name__)[:500]
-        raise CheckpointError(f"{folder} is inconsistent: {text}; copy it again, or export the run again") from error
+        raise CheckpointError(
+            f"{folder} is inconsistent: {text}; copy it again, or export the run again"
+        ) from error

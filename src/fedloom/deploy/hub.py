@@ -5,10 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.deploy.models import MODEL, NETWORK, PREDICT, WEIGHTS, DeployedModel, load_model, read_model
+from fedloom.deploy.models import (
+    MODEL,
+    NETWORK,
+    PREDICT,
+    WEIGHTS,
+    DeployedModel,
+    load_model,
+    read_model,
+)
 
 FILES = (MODEL, WEIGHTS, NETWORK, PREDICT)
-"""All that is uploaded or downloaded: an export's folder has no rows, and nothing else beside it leaves."""
+"""All that is uploaded or downloaded: an export's folder has no rows, and nothing else beside it
+leaves.
+"""
 
 
 def push(folder: str | Path, repository: str, *, private: bool = True) -> str:
@@ -43,21 +53,28 @@ def push(folder: str | Path, repository: str, *, private: bool = True) -> str:
                 commit_message=f"{manifest.method}, by fedloom {manifest.fedloom}",
             )
         )
-    except Exception as error:  # the library's errors of names, access and network have no common base
-        raise CheckpointError(f"the hub did not take {path} as {repository}: {_first_line(error)}") from None
+    # the library's errors of names, access and network have no common base
+    except Exception as error:
+        raise CheckpointError(
+            f"the hub did not take {path} as {repository}: {_first_line(error)}"
+        ) from None
 
 
-def pull(repository: str, *, revision: str | None = None, trust: Collection[str] = ()) -> DeployedModel:
+def pull(
+    repository: str, *, revision: str | None = None, trust: Collection[str] = ()
+) -> DeployedModel:
     """A model that `push` uploaded; it is checked like any folder from elsewhere.
 
     Args:
         repository: "owner/name" on the hub.
-        revision: a commit, tag or branch; None for the newest. Name a commit to get the same model again.
+        revision: a commit, tag or branch; None for the newest. Name a commit to get the same model
+            again.
         trust: see `load_model`.
 
     Raises:
         CheckpointError: the hub does not have it, or it is invalid.
-        ConfigError: the extra `hub` is missing, or the model needs a `network.py` that is not in `trust`.
+        ConfigError: the extra `hub` is missing, or the model needs a `network.py` that is not in
+            `trust`.
 
     Example:
         >>> pull("owner/digits").predict(np.zeros((3, 1, 8, 8), np.uint8)).shape

@@ -1,9 +1,10 @@
-"""The folder of one trained model, which plain PyTorch opens: weights, architecture, preprocessing, classes.
+"""The folder of one trained model, which plain PyTorch opens: weights, architecture, preprocessing,
+classes.
 
-`model.safetensors` has the state dict, `network.py` the architecture as one class and the reading of rows, `model.json`
-all else, and `predict.py` uses them. They need torch and safetensors (Pillow for images), and nothing of fedloom.
-fedloom itself reads a folder as untrusted input: it builds its own networks by name and runs no code of the folder,
-except a `network.py` that the caller trusts.
+`model.safetensors` has the state dict, `network.py` the architecture as one class and the reading
+of rows, `model.json` all else, and `predict.py` uses them. They need torch and safetensors (Pillow
+for images), and nothing of fedloom. fedloom itself reads a folder as untrusted input: it builds its
+own networks by name and runs no code of the folder, except a `network.py` that the caller trusts.
 """
 
 import importlib.util
@@ -37,7 +38,9 @@ _HEX = Field(pattern="^[0-9a-f]{64}$")
 
 
 class ModelInputs(BaseModel):
-    """How raw rows become inputs of a network: (values - mean) / scale, with `fill` for missing numbers."""
+    """How raw rows become inputs of a network: (values - mean) / scale, with `fill` for missing
+    numbers.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -68,13 +71,17 @@ class ModelManifest(BaseModel):
     """A client, or "server" for the model that all clients share."""
     method: str
     eval_mode: str
-    """The method's evaluation mode in which the model was used, such as after fine-tuning; "" for none."""
+    """The method's evaluation mode in which the model was used, such as after fine-tuning; "" for
+    none.
+    """
     round: int = Field(ge=0)
     classes: tuple[str, ...] = Field((), max_length=1 << 16)
     number: NumberInfo | None = None
     """In place of classes, for a number to predict."""
     model: str | None
-    """The name of a network of fedloom that has these weights; None if only `network.py` defines it."""
+    """The name of a network of fedloom that has these weights; None if only `network.py` defines
+    it.
+    """
     norm: Literal["group", "batch", "none"] | None
     inputs: ModelInputs
     network_sha256: str = _HEX
@@ -93,7 +100,9 @@ class ModelManifest(BaseModel):
         return len(self.classes) if self.number is None else len(self.number.names)
 
 
-def write_model(folder: Path, values: Mapping[str, Any], state: Mapping[str, Tensor], network: str) -> None:
+def write_model(
+    folder: Path, values: Mapping[str, Any], state: Mapping[str, Tensor], network: str
+) -> None:
     """Write a folder, the manifest last.
 
     Args:
@@ -106,16 +115,24 @@ def write_model(folder: Path, values: Mapping[str, Any], state: Mapping[str, Ten
     inputs: ModelInputs = values["inputs"]
     source = network_file(network, inputs).encode()
     manifest = ModelManifest(
-        **values, network_sha256=digest(source), state_sha256=digest(weights), state_bytes=len(weights)
+        **values,
+        network_sha256=digest(source),
+        state_sha256=digest(weights),
+        state_bytes=len(weights),
     )
-    text = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = (
+        json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
+        + "\n"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     usage = "ROWS.csv" if inputs.kind == "table" else "IMAGE.png"
     script = _PREDICT if manifest.number is None else _PREDICT_NUMBER
     for name, data in (
-        (WEIGHTS, weights), (NETWORK, source), (PREDICT, script.replace("HEAD", _HEAD).replace("ROWS", usage).encode()),
+        (WEIGHTS, weights),
+        (NETWORK, source),
+        (PREDICT, script.replace("HEAD", _HEAD).replace("ROWS", usage).encode()),
         (MODEL, text.encode()),
-    ):  # fmt: skip
+    ):
         write_atomically(folder / name, data)
 
 
@@ -140,7 +157,9 @@ def load_model(folder: str | Path, *, trust: Collection[str] = ()) -> "DeployedM
         known = (path / WEIGHTS).stat().st_size == manifest.state_bytes
         data = (path / WEIGHTS).read_bytes() if known else b""
     if digest(data) != manifest.state_sha256:
-        raise CheckpointError(f"{path / WEIGHTS} is not the file that {MODEL} describes; copy the folder again")
+        raise CheckpointError(
+            f"{path / WEIGHTS} is not the file that {MODEL} describes; copy the folder again"
+        )
     with validating(path):
         state = load_tensors(data)
         if not all(value.isfinite().all() for value in state.values()):
@@ -165,17 +184,24 @@ def read_model(folder: Path) -> ModelManifest:
     path = folder / MODEL
     if not path.is_file():
         raise CheckpointError(
-            f"{folder} has no {MODEL}: name the folder of one model, such as models/server of an export"
+            f"{folder} has no {MODEL}: name the folder of one model, such as models/server of an "
+            "export"
         )
     with readable(path):
         if path.stat().st_size > LARGEST_MANIFEST:
-            raise CheckpointError(f"{path} is larger than {LARGEST_MANIFEST:,} bytes; copy the folder again")
+            raise CheckpointError(
+                f"{path} is larger than {LARGEST_MANIFEST:,} bytes; copy the folder again"
+            )
         values = json.loads(path.read_bytes())
     try:
         manifest = ModelManifest(**values)
     except (ValidationError, TypeError) as error:
-        lines = problems(error, ModelManifest) if isinstance(error, ValidationError) else [str(error)]
-        raise CheckpointError("\n".join([f"{path} is not valid:", *(line[:300] for line in lines)])) from None
+        lines = (
+            problems(error, ModelManifest) if isinstance(error, ValidationError) else [str(error)]
+        )
+        raise CheckpointError(
+            "\n".join([f"{path} is not valid:", *(line[:300] for line in lines)])
+        ) from None
     if manifest.model is not None and ":" in manifest.model:
         raise CheckpointError(f"{path} names {manifest.model!r}, which is not a network of fedloom")
     return manifest
@@ -185,19 +211,23 @@ def _own_network(path: Path, manifest: ModelManifest, trust: Collection[str]) ->
     file = path / NETWORK
     if not {NETWORK, str(file)} & {*trust}:
         raise ConfigError(
-            f"{path} has a network that is not one of fedloom's, in {NETWORK}, whose code would be executed; if you "
-            f"trust it, add --trust {NETWORK}, or trust=[{NETWORK!r}]"
+            f"{path} has a network that is not one of fedloom's, in {NETWORK}, whose code would "
+            f"be executed; if you trust it, add --trust {NETWORK}, or trust=[{NETWORK!r}]"
         )
     with readable(file):
         source = file.read_bytes()
     if digest(source) != manifest.network_sha256:
-        raise CheckpointError(f"{file} is not the file that {MODEL} describes; copy the folder again")
+        raise CheckpointError(
+            f"{file} is not the file that {MODEL} describes; copy the folder again"
+        )
     return network_class(file)()
 
 
 def network_class(file: Path) -> type[nn.Module]:
     """The class `Network` of a file, which is executed."""
-    spec = importlib.util.spec_from_file_location(f"network_{digest(str(file).encode())[:16]}", file)
+    spec = importlib.util.spec_from_file_location(
+        f"network_{digest(str(file).encode())[:16]}", file
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -218,10 +248,14 @@ class DeployedModel:
     def __init__(self, manifest: ModelManifest, network: nn.Module) -> None:
         self.manifest, self.network, self.classes = manifest, network, manifest.classes
         inputs = manifest.inputs
-        numbers = {"mean": inputs.mean, "scale": inputs.scale} | ({"fill": inputs.fill} if inputs.fill else {})
+        numbers = {"mean": inputs.mean, "scale": inputs.scale} | (
+            {"fill": inputs.fill} if inputs.fill else {}
+        )
         for name, values in numbers.items():
             if len(values) != inputs.shape[0]:
-                raise CheckpointError(f"{name} has {len(values)} numbers, but the network takes {inputs.shape[0]}")
+                raise CheckpointError(
+                    f"{name} has {len(values)} numbers, but the network takes {inputs.shape[0]}"
+                )
         if min(inputs.scale) <= 0:
             raise CheckpointError("scale must be above 0")
         self._rules = [_rule(column) for column in inputs.columns]
@@ -235,12 +269,18 @@ class DeployedModel:
         }
         image = {"kind": "cells", "shape": list(inputs.shape), "grid": [1, 1], "cells": [0]}
         self.recipe: dict[str, Any] = table if inputs.kind == "table" else image
-        if inputs.kind == "table" and sum(len(rule.names) for rule in self._rules) != inputs.shape[0]:
-            raise CheckpointError(f"its columns do not give the {inputs.shape[0]} numbers that its network takes")
+        if (
+            inputs.kind == "table"
+            and sum(len(rule.names) for rule in self._rules) != inputs.shape[0]
+        ):
+            raise CheckpointError(
+                f"its columns do not give the {inputs.shape[0]} numbers that its network takes"
+            )
 
     def predict(self, rows: RawRows) -> np.ndarray:
-        """Probabilities (n, K) float32 of new rows: see `fedloom.deploy.rows.RawRows`. A number, and its s.d. if the
-        network predicts one, are (n, 1) or (n, 2) float64 in the unit of the label.
+        """Probabilities (n, K) float32 of new rows: see `fedloom.deploy.rows.RawRows`. A number,
+        and its s.d. if the network predicts one, are (n, 1) or (n, 2) float64 in the unit of the
+        label.
 
         Raises:
             DataError: the rows do not fit.
@@ -260,10 +300,17 @@ class DeployedModel:
         if inputs.kind == "table":
             x = self._table(rows)
         else:
-            data: Any = read_rows(Path(rows), self.recipe)[0] if isinstance(rows, str | Path) else rows
+            data: Any = (
+                read_rows(Path(rows), self.recipe)[0] if isinstance(rows, str | Path) else rows
+            )
             if isinstance(data, Mapping):
-                raise DataError("This model takes images: a uint8 array (n, C, H, W) or files, not columns of a table.")
-            x = encode_images(self.recipe, inputs.shape, data if isinstance(data, np.ndarray) else list(data))
+                raise DataError(
+                    "This model takes images: a uint8 array (n, C, H, W) or files, not columns "
+                    "of a table."
+                )
+            x = encode_images(
+                self.recipe, inputs.shape, data if isinstance(data, np.ndarray) else list(data)
+            )
         if not len(x):
             raise DataError("At least one row is needed, but there is none.")
         broadcast = (-1, *[1] * (len(inputs.shape) - 1))
@@ -280,16 +327,24 @@ class DeployedModel:
         rules = self._rules
         data: Any = read_rows(Path(rows), self.recipe)[0] if isinstance(rows, str | Path) else rows
         if not hasattr(data, "keys") and not hasattr(data, "columns"):
-            raise DataError(f"This model takes rows of a table: a CSV file, or column -> values, not {type(data)}.")
+            raise DataError(
+                "This model takes rows of a table: a CSV file, or column -> values, not "
+                f"{type(data)}."
+            )
         grammar = Grammar(self.manifest.inputs.missing_words, self.manifest.inputs.decimal)
         columns = columns_of(data, grammar)
         missing = [rule.name for rule in rules if rule.name not in columns]
         if needed := [name for name in missing if name not in self.manifest.inputs.optional]:
-            raise DataError(f"The rows must have the columns of this model, but {needed[0]!r} is missing.")
+            raise DataError(
+                f"The rows must have the columns of this model, but {needed[0]!r} is missing."
+            )
         if missing and columns:
             some = next(iter(columns.values()))
             columns |= {name: RawColumn.of(name, [None] * len(some), grammar) for name in missing}
-            warn_once(f"the rows have no column {', '.join(map(repr, missing))}: its values count as missing")
+            warn_once(
+                f"the rows have no column {', '.join(map(repr, missing))}: its values count as "
+                "missing"
+            )
         parts = [rule.encode(raw_column(rule, columns[rule.name], grammar)) for rule in rules]
         if len({len(part) for part in parts}) > 1:
             raise DataError("All columns must have the same number of rows.")
@@ -302,10 +357,10 @@ def _rule(column: dict[str, Any]) -> ColumnEncoder:
     return TableEncoder.from_dict({"columns": [column], "dropped": []}).columns[0]
 
 
-# -- files of plain PyTorch ----------------------------------------------------------------------------------------
+# -- files of plain PyTorch ------------------------------------------------------------------------
 
 _HEAD = '''"""Predict new rows: python predict.py ROWS. It needs torch and safetensors, and the files beside it."""
-'''
+'''  # noqa: E501
 _PREDICT = """HEADimport csv
 import sys
 import torch
@@ -338,7 +393,7 @@ write([number["label"] or "number", *["s.d."] * number["variance"]])
 for mean, *spread in outputs.tolist():
     numbers = [mean * number["scale"] + number["shift"], *(math.exp(s / 2) * number["scale"] for s in spread)]
     write([f"{value:.9g}" for value in numbers])
-"""
+"""  # noqa: E501
 _NETWORK = '''"""A trained network and the preprocessing of its rows, in plain PyTorch; fedloom is not needed."""
 {imports}
 from pathlib import Path
@@ -360,7 +415,7 @@ def load():
     return network.eval()
 
 
-{rows}'''
+{rows}'''  # noqa: E501
 _TABLE_ROWS = (
     '''def read_rows(path):
     """Inputs (n, F) of the rows of a CSV file, as in training. Columns are found by name."""
@@ -469,7 +524,7 @@ def date(column, word, gone):
     if at is None:
         raise SystemExit(f"Column {column['name']!r} must hold a date in each row, but has {word!r}.")
     return date_numbers(at)
-'''.replace("BOOLEANS", repr(BOOLEANS))
+'''.replace("BOOLEANS", repr(BOOLEANS))  # noqa: E501
     .replace("NUMBER", NUMBER)
     .replace("LARGEST", repr(LARGEST))
 )
@@ -490,21 +545,29 @@ _IMAGE_ROWS = '''def read_rows(path):
     x = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(1, height, width, channels)
     mean, scale = (torch.tensor(inputs[name]).view(-1, 1, 1) for name in ("mean", "scale"))
     return (x.permute(0, 3, 1, 2) - mean) / scale
-'''.replace("MODES", repr(MODES))
+'''.replace("MODES", repr(MODES))  # noqa: E501
 
 
 def network_file(network: str, inputs: ModelInputs) -> str:
     """The content of `network.py`, given the source of its class."""
     table = inputs.kind == "table"
     fixed = any({"width", "order"} & column.keys() for column in inputs.columns)
-    imports = "import csv\nimport io\nimport json\nimport re\nimport sys" if table else "import json"
+    imports = (
+        "import csv\nimport io\nimport json\nimport re\nimport sys" if table else "import json"
+    )
     if fixed:
         imports = imports.replace("json\n", "json\nimport math\n") + "\nimport unicodedata"
         imports += "\nfrom datetime import UTC, datetime, timedelta"
-    text = _NETWORK.format(imports=imports, network=network, rows=_TABLE_ROWS if table else _IMAGE_ROWS)
+    text = _NETWORK.format(
+        imports=imports, network=network, rows=_TABLE_ROWS if table else _IMAGE_ROWS
+    )
     if fixed:
         page = inspect.getsource(standalone)
         text += f"\n\n{page[page.index('DATE_PARTS =') :]}"
     elif table:
         text += f"\n\n{inspect.getsource(standalone.known_word)}"
-    return text if table else text.replace("import torch\n", "import torch\nfrom PIL import Image, ImageOps\n", 1)
+    return (
+        text
+        if table
+        else text.replace("import torch\n", "import torch\nfrom PIL import Image, ImageOps\n", 1)
+    )

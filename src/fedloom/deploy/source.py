@@ -16,7 +16,9 @@ _KNOWN = {"inf", "nan", "NoneType", "torch", "device", "pytree", "fx_pytree", "g
 
 
 class _Traced:
-    """A party whose network is replaced by a module to trace; its methods and state are the party's."""
+    """A party whose network is replaced by a module to trace; its methods and state are the
+    party's.
+    """
 
     def __init__(self, party: Party[object], network: nn.Module) -> None:
         self.cfg, self.context, self._kind = party.cfg, party.context, type(party)
@@ -46,7 +48,8 @@ class _Inference(nn.Module):
 
 
 def traced(party: Party[object]) -> fx.GraphModule:
-    """The network of a party, or its predictions where its page overrides `infer`, as a traced module.
+    """The network of a party, or its predictions where its page overrides `infer`, as a traced
+    module.
 
     Raises:
         ModelError: its forward pass depends on values, so it has no fixed graph.
@@ -56,14 +59,17 @@ def traced(party: Party[object]) -> fx.GraphModule:
     try:
         graph = fx.symbolic_trace(module.eval())
     except Exception as error:
-        raise ModelError(f"the network of a {type(party).__name__} cannot be traced ({error})") from None
+        raise ModelError(
+            f"the network of a {type(party).__name__} cannot be traced ({error})"
+        ) from None
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
 
 
 def source(module: fx.GraphModule) -> str:
-    """The lines of a class `Network` that needs torch alone; its state dict has the names of `module`'s.
+    """The lines of a class `Network` that needs torch alone; its state dict has the names of
+    `module`'s.
 
     Raises:
         ModelError: the graph has something that is not torch's.
@@ -71,22 +77,30 @@ def source(module: fx.GraphModule) -> str:
     needed = module.graph.python_code("self").globals
     foreign = [name for name in needed if name not in _KNOWN and not name.startswith("torch")]
     if foreign:
-        raise ModelError(f"the forward pass of a network uses {foreign[0]}, which is not a function of torch")
+        raise ModelError(
+            f"the forward pass of a network uses {foreign[0]}, which is not a function of torch"
+        )
     lines = ["class Network(nn.Module):", "    def __init__(self):", "        super().__init__()"]
     lines += [f"        {line}" for line in _layers(module)]
-    code = module.graph.python_code("self").src.replace("torch._C._nn.linear", "nn.functional.linear")
+    code = module.graph.python_code("self").src.replace(
+        "torch._C._nn.linear", "nn.functional.linear"
+    )
     body = re.sub(r";\s+\w+ = (?:\w+ = )*None", "", code)
     body = re.sub(r"\s+#[^\n\"]*$", "", body, flags=re.M)  # fx's remarks
     forward = [line for line in body.strip().splitlines() if line.strip()]
     inputs = [str(node.target) for node in module.graph.nodes if node.op == "placeholder"]
     if len(inputs) != 1:
-        raise ModelError(f"the forward pass of a network must take one input, not {', '.join(inputs) or 'none'}")
+        raise ModelError(
+            f"the forward pass of a network must take one input, not {', '.join(inputs) or 'none'}"
+        )
     forward[0] = f"def forward(self, {inputs[0]}):"
     return "\n".join([*lines, "", *(f"    {line}" for line in forward), ""])
 
 
 def _layers(module: fx.GraphModule) -> list[str]:
-    """Statements that make the layers, parameters and buffers that the graph uses, each under its name."""
+    """Statements that make the layers, parameters and buffers that the graph uses, each under its
+    name.
+    """
     used: dict[str, str] = {}
     for node in module.graph.nodes:
         if node.op == "call_module":
@@ -106,11 +120,17 @@ def _layers(module: fx.GraphModule) -> list[str]:
 
 
 def _register(name: str, kind: str, value: str) -> str:
-    """`self.body.head = value` where these are names of Python, otherwise with `add_module` and its like."""
+    """`self.body.head = value` where these are names of Python, otherwise with `add_module` and its
+    like.
+    """
     *parents, own = name.split(".")
     owner = "self"
     for end, parent in enumerate(parents, 1):
-        owner = f"{owner}.{parent}" if parent.isidentifier() else f'self.get_submodule("{".".join(parents[:end])}")'
+        owner = (
+            f"{owner}.{parent}"
+            if parent.isidentifier()
+            else f'self.get_submodule("{".".join(parents[:end])}")'
+        )
     return (
         f"{owner}.{own} = {value}"
         if own.isidentifier() and kind != "register_buffer"
@@ -119,7 +139,9 @@ def _register(name: str, kind: str, value: str) -> str:
 
 
 def _constructor(layer: nn.Module) -> str:
-    """`add_module nn.Linear(…)`, from the layer's own repr, which torch writes as its constructor's arguments."""
+    """`add_module nn.Linear(…)`, from the layer's own repr, which torch writes as its constructor's
+    arguments.
+    """
     text = repr(layer)
     kind = type(layer)
     if getattr(nn, kind.__name__, None) is not kind or "\n" in text:
@@ -132,14 +154,18 @@ def _tensor(module: fx.GraphModule, name: str) -> Mapping[str, str]:
     value = getattr(module.get_submodule(path), own)
     empty = f"torch.empty({tuple(value.shape)}, dtype={value.dtype})"
     kind = (
-        f"register_parameter nn.Parameter({empty})" if isinstance(value, nn.Parameter) else f"register_buffer {empty}"
+        f"register_parameter nn.Parameter({empty})"
+        if isinstance(value, nn.Parameter)
+        else f"register_buffer {empty}"
     )
     return {name: kind}
 
 
 def state_of(module: fx.GraphModule) -> dict[str, Tensor]:
     """The tensors of the layers that the graph uses, by name, contiguous."""
-    used = {str(node.target) for node in module.graph.nodes if node.op in ("call_module", "get_attr")}
+    used = {
+        str(node.target) for node in module.graph.nodes if node.op in ("call_module", "get_attr")
+    }
     every = dict(module.named_parameters(remove_duplicate=False))  # two layers may share one
     every |= dict(module.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
     return {

@@ -1,7 +1,8 @@
-"""The models of methods that read raw rows, trees and regressions, as plain PyTorch: the code of a folder's network.
+"""The models of methods that read raw rows, trees and regressions, as plain PyTorch: the code of a
+folder's network.
 
-A folder's `read_rows` encodes words one-hot, as for networks, so that these classes first put one column together for
-each raw one.
+A folder's `read_rows` encodes words one-hot, as for networks, so that these classes first put one
+column together for each raw one.
 """
 
 import inspect
@@ -28,7 +29,9 @@ from fedloom.trees.model import Trees, joined
 BUFFERS: dict[str, tuple[str, tuple[int, ...]]] = {}
 """The dtype and shape of each tensor."""
 COLUMNS: list[tuple[int, int, bool, int]] = []
-"""Of each raw column its inputs, how many of them are used, whether they are words, and the place of a missing word."""
+"""Of each raw column its inputs, how many of them are used, whether they are words, and the place
+of a missing word.
+"""
 OUTPUTS = 1
 """Sums of leaves of a row."""
 FLOOR = 0.0
@@ -40,7 +43,9 @@ DIVISOR = 0
 OWNER = -1
 """The owner's number, if it is the last column."""
 OWN_WEIGHT = 0.0
-"""The weight of the owner's own trees, the buffers `own_root` and so on, in the mean with the joint ones."""
+"""The weight of the owner's own trees, the buffers `own_root` and so on, in the mean with the joint
+ones.
+"""
 OWN_DIVISOR = 0
 """As `DIVISOR`, of the owner's own trees."""
 
@@ -90,7 +95,9 @@ class TreeNetwork(nn.Module):
         return torch.log((1 - OWN_WEIGHT) * joint.softmax(-1) + OWN_WEIGHT * own.softmax(-1))
 
     def outputs(self, bins: torch.Tensor, which: str, divisor: int) -> torch.Tensor:
-        """Logits (n, K), or a number (n, 1), of bins (n, F) by the joint trees, or those of the owner's rows alone."""
+        """Logits (n, K), or a number (n, 1), of bins (n, F) by the joint trees, or those of the
+        owner's rows alone.
+        """
         root, feature, left, child, value = (
             self.get_buffer(which + name) for name in ("root", "feature", "left", "child", "value")
         )
@@ -122,8 +129,9 @@ STANDARD = (0.0, 1.0)
 
 
 class LinearNetwork(nn.Module):
-    """A linear model: logits (n, K), or a standardized number (n, 1), of rows (n, F). A missing value counts as its
-    column's mean."""
+    """A linear model: logits (n, K), or a standardized number (n, 1), of rows (n, F). A missing
+    value counts as its column's mean.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor
@@ -153,7 +161,9 @@ class LinearNetwork(nn.Module):
 
 def is_linear(party: Party[object]) -> bool:
     """Whether a party's model is linear in the columns of its rows, and has coefficients."""
-    return isinstance(party, FedGLMClient) and party.cfg.missing == "leave out" and bool(party.design)
+    return (
+        isinstance(party, FedGLMClient) and party.cfg.missing == "leave out" and bool(party.design)
+    )
 
 
 def has_trees(party: Party[object]) -> bool:
@@ -171,7 +181,9 @@ def own_of(party: Any) -> Trees | None:
     """The trees of the party's own rows alone with which it predicts a mean, if any."""
     if not getattr(party.cfg, "mix", 0):
         return None
-    return own_forest(party) if isinstance(party, FedForestClient) else own_trees(party, party.cfg.mix)
+    return (
+        own_forest(party) if isinstance(party, FedForestClient) else own_trees(party, party.cfg.mix)
+    )
 
 
 def inputs_of(data: Dataset) -> ModelInputs:
@@ -179,7 +191,11 @@ def inputs_of(data: Dataset) -> ModelInputs:
     rules = [*data.recipe.get("columns", ())]
     shape = (len(TableEncoder.from_dict(data.recipe).names),) if rules else data.input_shape
     plain = _encoded_offset(data) or (0.0,) * shape[0], (1.0,) * shape[0]
-    mean, scale = plain if data.kind == "table" else (tuple(map(float, data.shift)), tuple(map(float, data.scale)))
+    mean, scale = (
+        plain
+        if data.kind == "table"
+        else (tuple(map(float, data.shift)), tuple(map(float, data.scale)))
+    )
     if data.kind == "table" and not rules:
         rules = [{"name": name, "gaps": True} for name in data.columns]
     return ModelInputs(
@@ -188,17 +204,27 @@ def inputs_of(data: Dataset) -> ModelInputs:
         columns=tuple(rules),
         mean=mean,
         scale=scale,
-        **{key: data.recipe[key] for key in ("missing_words", "decimal", "optional") if key in data.recipe},
+        **{
+            key: data.recipe[key]
+            for key in ("missing_words", "decimal", "optional")
+            if key in data.recipe
+        },
     )
 
 
 def _encoded_offset(data: Dataset) -> tuple[float, ...]:
-    """What was subtracted from each input (F,) of a folder's network when rows were read; () for nothing."""
+    """What was subtracted from each input (F,) of a folder's network when rows were read; () for
+    nothing.
+    """
     if data.offset is None or not data.recipe:
         return () if data.offset is None else tuple(data.offset.tolist())
     found, at = list[float](), 0
     for width, used, is_words, _ in _raw_columns(data):
-        found += [0.0] * width if is_words else [*data.offset[at : at + used].tolist(), *[0.0] * (width - used)]
+        found += (
+            [0.0] * width
+            if is_words
+            else [*data.offset[at : at + used].tolist(), *[0.0] * (width - used)]
+        )
         at += used
     return tuple(found)
 
@@ -234,14 +260,18 @@ def _raw_columns(data: Dataset) -> list[tuple[int, int, bool, int]]:
 
 
 def linear_network(data: Dataset, party: FedGLMClient) -> tuple[str, dict[str, Tensor]]:
-    """As `tree_network`, for a party whose model is linear, with the owner's own effect, if it has one."""
+    """As `tree_network`, for a party whose model is linear, with the owner's own effect, if it has
+    one.
+    """
     design, beta, target = party.design, party.beta.numpy(), party.context.target
     kept, mean, scale = (design[name].numpy() for name in ("kept", "mean", "scale"))
     weight = np.zeros((len(beta), len(kept)))
     weight[:, kept] = beta[:, 1:] / scale[kept]
     bias = beta[:, 0] - weight @ mean
     own = range(1, party.context.parties) if party.cfg.owners == "fixed" else ()
-    bias = bias + weight[:, len(kept) - len(own) :] @ np.array([float(i == party.context.id) for i in own])
+    bias = bias + weight[:, len(kept) - len(own) :] @ np.array(
+        [float(i == party.context.id) for i in own]
+    )
     kind = family(party)
     if kind == "normal":
         y_mean, y_scale = design["outcome"].tolist()
@@ -256,9 +286,15 @@ def linear_network(data: Dataset, party: FedGLMClient) -> tuple[str, dict[str, T
         at, column, raw = at + width, column + len(places), raw + used
     whole, fill = np.zeros((len(beta), at)), np.zeros(at)
     whole[:, inputs], fill[inputs] = weight[:, :column], mean[:column]
-    state = {"weight": torch.from_numpy(whole), "bias": torch.from_numpy(bias), "fill": torch.from_numpy(fill)}
+    state = {
+        "weight": torch.from_numpy(whole),
+        "bias": torch.from_numpy(bias),
+        "fill": torch.from_numpy(fill),
+    }
     values = {
-        "BUFFERS": {k: (str(v.dtype).removeprefix("torch."), tuple(v.shape)) for k, v in state.items()},
+        "BUFFERS": {
+            k: (str(v.dtype).removeprefix("torch."), tuple(v.shape)) for k, v in state.items()
+        },
         "COLUMNS": _raw_columns(data),
         "FAMILY": kind,
         "STANDARD": (0.0, 1.0) if target is None else (target.shift, target.scale),
@@ -269,8 +305,9 @@ def linear_network(data: Dataset, party: FedGLMClient) -> tuple[str, dict[str, T
 
 
 def tree_network(data: Dataset, party: Any) -> tuple[str, dict[str, Tensor]]:
-    """The source of a class `Network` and its state, for a party whose model are trees: the joint ones, and those of
-    its own rows with which it predicts."""
+    """The source of a class `Network` and its state, for a party whose model are trees: the joint
+    ones, and those of its own rows with which it predicts.
+    """
     cfg, joint, own = party.cfg, party.trees, own_of(party)
     if more := getattr(cfg, "own_trees", 0):
         both = [steps.trees_of(joint), own_trees(party, more, start=party.scores)]
@@ -282,7 +319,9 @@ def tree_network(data: Dataset, party: Any) -> tuple[str, dict[str, Tensor]]:
     number, forest = party.context.target is not None, party.trees["value"].shape[1] > 1
     averages = "drawn" in party.STATE  # a forest
     values = {
-        "BUFFERS": {k: (str(v.dtype).removeprefix("torch."), tuple(v.shape)) for k, v in state.items()},
+        "BUFFERS": {
+            k: (str(v.dtype).removeprefix("torch."), tuple(v.shape)) for k, v in state.items()
+        },
         "COLUMNS": columns,
         "OUTPUTS": party.context.classes if forest or party.context.classes > 2 else 1,
         "FLOOR": FOREST_FLOOR if forest else 0.0,

@@ -1,8 +1,9 @@
 """A fork server: it starts the worker processes and ends them all.
 
-The server is a process that is forked once, before training, and only forks workers. A replacement worker therefore
-starts from the same image as the first one, whatever this process has done since: torch refuses to train in a fork of a
-process that trained beside a GPU. The server outlives this process briefly, however it ends, to end the workers.
+The server is a process that is forked once, before training, and only forks workers. A replacement
+worker therefore starts from the same image as the first one, whatever this process has done since:
+torch refuses to train in a fork of a process that trained beside a GPU. The server outlives this
+process briefly, however it ends, to end the workers.
 """
 
 import contextlib
@@ -30,7 +31,9 @@ _PATIENCE: Final = 5.0  # seconds for the server to exit before it is killed
 
 
 class ForkServer:
-    """Forks processes that run `work`, and ends them all. Raises ConfigError if this system cannot fork."""
+    """Forks processes that run `work`, and ends them all. Raises ConfigError if this system cannot
+    fork.
+    """
 
     def __init__(self, work: Work) -> None:
         if not hasattr(os, "fork"):
@@ -51,8 +54,10 @@ class ForkServer:
             os.setpgid(pid, pid)
 
     def spawn(self, number: int, dead: int = 0) -> tuple[int, socket.socket, int]:
-        """End and reap the process `dead`, then fork worker `number`: the new process id, its socket, and the exit code
-        of `dead`, negative for a signal. Raises OSError if the server has ended."""
+        """End and reap the process `dead`, then fork worker `number`: the new process id, its
+        socket, and the exit code of `dead`, negative for a signal. Raises OSError if the server has
+        ended.
+        """
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -81,7 +86,9 @@ def _end(owner: int, server: int, control: socket.socket) -> None:
     try:  # wait without reaping, so that the process group id stays reserved
         deadline = time.monotonic() + (_PATIENCE if hasattr(os, "waitid") else 0)
         with contextlib.suppress(OSError):
-            while time.monotonic() < deadline and not os.waitid(os.P_PID, server, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            while time.monotonic() < deadline and not os.waitid(
+                os.P_PID, server, os.WEXITED | os.WNOHANG | os.WNOWAIT
+            ):
                 time.sleep(0.001)
     finally:
         with contextlib.suppress(OSError):
@@ -139,6 +146,7 @@ def _run_and_exit(work: Callable[[], None]) -> NoReturn:
 
 
 def _fork() -> int:
-    with warnings.catch_warnings():  # Python warns if other threads run; the fork needs none of them
+    # Python warns if other threads run; the fork needs none of them
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()

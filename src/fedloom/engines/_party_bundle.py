@@ -1,7 +1,8 @@
-"""Data sent to the workers of a cluster: encoded messages, specifications of parties, and their rows.
+"""Data sent to the workers of a cluster: encoded messages, specifications of parties, and their
+rows.
 
-The parties of a federation share pools of rows. A worker gets the union of its parties' rows, cut from each pool once.
-Rows that all parties hold, such as a public set, are cut once for all workers.
+The parties of a federation share pools of rows. A worker gets the union of its parties' rows, cut
+from each pool once. Rows that all parties hold, such as a public set, are cut once for all workers.
 """
 
 import contextlib
@@ -30,7 +31,9 @@ Packed: TypeAlias = NDArray[np.uint8]
 
 
 class WorkerLost(Exception):
-    """A worker died, or a reply that it held is lost. All other workers have completed their calls."""
+    """A worker died, or a reply that it held is lost. All other workers have completed
+    their calls.
+    """
 
 
 def packed(tree: Tree) -> Packed:
@@ -67,7 +70,9 @@ class PartySpec:
 
 @dataclass(frozen=True)
 class PartyBundle:
-    """Some parties, the rows that only they hold, and the user's modules that they import by name."""
+    """Some parties, the rows that only they hold, and the user's modules that they
+    import by name.
+    """
 
     specs: Sequence[PartySpec]
     pools: Sequence[RowPool]
@@ -75,15 +80,20 @@ class PartyBundle:
 
 
 class PartyBundler:
-    """Bundles any of the parties for a worker, again if they must move. Raises EngineError if a builder is not
-    `partial(party class, config, context)`."""
+    """Bundles any of the parties for a worker, again if they must move. Raises EngineError if a
+    builder is not `partial(party class, config, context)`.
+    """
 
     def __init__(self, builders: Mapping[int, Callable[[], Party[object]]]) -> None:
         self._parts = {i: _parts(builder) for i, builder in builders.items()}
-        by_party = [[rows for _, rows in _row_sets(context)] for _, _, context in self._parts.values()]
+        by_party = [
+            [rows for _, rows in _row_sets(context)] for _, _, context in self._parts.values()
+        ]
         self._rows = list({id(r): r for sets in by_party for r in sets}.values())
         self._numbers = {id(r): n for n, r in enumerate(self._rows)}
-        self._common = set.intersection(*({self._numbers[id(r)] for r in sets} for sets in by_party))
+        self._common = set.intersection(
+            *({self._numbers[id(r)] for r in sets} for sets in by_party)
+        )
         self.modules = own_modules(self._parts.values())
 
     def common(self) -> list[RowPool]:
@@ -93,7 +103,9 @@ class PartyBundler:
     def bundle(self, parties: Iterable[int]) -> PartyBundle:
         """These parties. Send the bundle within `by_value`."""
         chosen = [self._parts[i] for i in parties]
-        own = {self._numbers[id(r)] for _, _, context in chosen for _, r in _row_sets(context)} - self._common
+        own = {
+            self._numbers[id(r)] for _, _, context in chosen for _, r in _row_sets(context)
+        } - self._common
         named = {name for parts in chosen for name in _texts(parts)} & self.modules.keys()
         return PartyBundle(
             [self._spec(*parts) for parts in chosen],
@@ -108,7 +120,9 @@ class PartyBundler:
 
     @contextlib.contextmanager
     def by_value(self) -> Iterator[None]:
-        """A context in which Ray pickles classes of the user's modules by value, as other nodes cannot import them."""
+        """A context in which Ray pickles classes of the user's modules by value, as other nodes
+        cannot import them.
+        """
         import ray.cloudpickle  # Ray's own pickling of classes and functions
 
         known = ray.cloudpickle.list_registry_pickle_by_value()
@@ -152,17 +166,24 @@ def unpack(pools: Iterable[RowPool], device: str) -> dict[int, Rows]:
     """The row sets by number; each pool is moved to the device once."""
     rows = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # arrays in shared memory are read-only, and never written to
+        # arrays in shared memory are read-only, and never written to
+        warnings.simplefilter("ignore")
         for pool in pools:
-            x, shift, scale = (torch.from_numpy(a).to(device) for a in (pool.x, pool.shift, pool.scale))
+            x, shift, scale = (
+                torch.from_numpy(a).to(device) for a in (pool.x, pool.shift, pool.scale)
+            )
             y = None if pool.y is None else torch.from_numpy(pool.y).to(device)
             for number, index in pool.sets.items():
                 rows[number] = Rows(x, y, torch.from_numpy(index).to(device), shift, scale)
     return rows
 
 
-def place(spec: PartySpec, rows: Mapping[int, Rows], publics: dict[int, PublicSet], device: str) -> ClientContext:
-    """A specification's context with its row sets. `publics` keeps one public set for all parties of a process."""
+def place(
+    spec: PartySpec, rows: Mapping[int, Rows], publics: dict[int, PublicSet], device: str
+) -> ClientContext:
+    """A specification's context with its row sets. `publics` keeps one public set for all parties
+    of a process.
+    """
     own = {name: rows[number] for name, number in spec.rows.items()}
     data, public = own.pop("data", None), own.pop("public", None)
     shared = None
@@ -176,16 +197,26 @@ def _parts(builder: Any) -> tuple[Any, Any, ClientContext]:
     match builder:
         case partial(func=kind, args=(cfg, ClientContext() as context), keywords={}):
             return kind, cfg, context
-    raise EngineError("the ray engine builds parties on its workers: each builder must be partial(class, cfg, context)")
+    raise EngineError(
+        "the ray engine builds parties on its workers: each builder must be partial(class, cfg, "
+        "context)"
+    )
 
 
 def _row_sets(context: ClientContext) -> list[tuple[str, Rows]]:
     public = None if context.public is None else context.public.rows
     tests = [(f"test {on}", rows) for on, rows in context.tests.items()]
-    return [*((name, rows) for name, rows in (("data", context.data), ("public", public)) if rows is not None), *tests]
+    return [
+        *(
+            (name, rows)
+            for name, rows in (("data", context.data), ("public", public))
+            if rows is not None
+        ),
+        *tests,
+    ]
 
 
-# -- modules that another machine does not have -------------------------------------------------------
+# -- modules that another machine does not have ----------------------------------------------------
 
 
 def own_modules(things: Iterable[Any]) -> dict[str, ModuleType]:
@@ -199,12 +230,18 @@ def own_modules(things: Iterable[Any]) -> dict[str, ModuleType]:
             continue
         own[name] = module
         for value in vars(module).values():
-            queue.append(value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or "")
+            queue.append(
+                value.__name__
+                if isinstance(value, ModuleType)
+                else getattr(value, "__module__", None) or ""
+            )
     return own
 
 
 def _is_own(module: ModuleType) -> bool:
-    """Whether a module is the user's: not Python's, installed, or fedloom's. Ray pickles `__main__` by value anyway."""
+    """Whether a module is the user's: not Python's, installed, or fedloom's. Ray pickles `__main__`
+    by value anyway.
+    """
     root, file = module.__name__.partition(".")[0], getattr(module, "__file__", None)
     if file is None or root in ("fedloom", "__main__") or root in sys.stdlib_module_names:
         return False
@@ -230,9 +267,15 @@ def _origins(thing: Any) -> Iterator[str]:
         if getattr(part, "__qualname__", None) and not isinstance(part, type):
             yield part.__module__ or ""
         else:
-            yield from (kind.__module__ for kind in (part if isinstance(part, type) else type(part)).__mro__)
+            yield from (
+                kind.__module__ for kind in (part if isinstance(part, type) else type(part)).__mro__
+            )
 
 
 def _texts(thing: Any) -> Iterator[str]:
-    """Names of modules in import paths such as `package.module:factory`, which the worker resolves."""
-    return (part.partition(":")[0] for part in _parts_of(thing) if isinstance(part, str) and ":" in part)
+    """Names of modules in import paths such as `package.module:factory`, which the
+    worker resolves.
+    """
+    return (
+        part.partition(":")[0] for part in _parts_of(thing) if isinstance(part, str) and ":" in part
+    )

@@ -19,7 +19,9 @@ from fedloom.engines._party_bundle import WorkerLost
 from fedloom.engines._shard import Shard, versions
 
 START: Final = 180.0
-"""Seconds for the first workers to start: on a busy node or from a shared disk, importing torch takes a minute."""
+"""Seconds for the first workers to start: on a busy node or from a shared disk, importing torch
+takes a minute.
+"""
 PATIENCE: Final = 20.0
 """Seconds for a replacement worker to start, before the remaining workers take over its parties."""
 KNOCK: Final = 5.0
@@ -34,7 +36,9 @@ ENVIRONMENT: Final = {
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_health_check_timeout_ms": "60000",
 }
-"""Settings of a cluster that fedloom starts, unless the user has set them. The timeouts tolerate a busy machine."""
+"""Settings of a cluster that fedloom starts, unless the user has set them. The timeouts tolerate a
+busy machine.
+"""
 _LOSS: Final = (
     lost.RayActorError,
     lost.ObjectLostError,
@@ -45,8 +49,10 @@ _LOSS: Final = (
 
 
 class RayCluster:
-    """Workers on a cluster, by number; numbers are never reused. `RayEngine` describes the arguments. Raises
-    EngineError if the cluster does not exist, has another version, or is too small for the workers."""
+    """Workers on a cluster, by number; numbers are never reused. `RayEngine` describes the
+    arguments. Raises EngineError if the cluster does not exist, has another version, or is too
+    small for the workers.
+    """
 
     def __init__(self, address: str | None, workers: int, cpus: float, gpus: float) -> None:
         self._started = not ray.is_initialized()
@@ -64,18 +70,20 @@ class RayCluster:
             has = f"{_counts(total)} on {_many(_nodes(), 'node')}"
             self.close()
             raise EngineError(
-                f"the cluster has {has}, too little for {self._wanted}; set fewer engine.workers, or add nodes with "
-                "`ray start --address=…`"
+                f"the cluster has {has}, too little for {self._wanted}; set fewer "
+                "engine.workers, or add nodes with `ray start --address=…`"
             )
 
     def start(self, workers: int) -> None:
-        """Start the first workers. Raises EngineError, with the cluster's resources, if they do not start in time."""
+        """Start the first workers. Raises EngineError, with the cluster's resources, if they do not
+        start in time.
+        """
         if len(self.add_workers(workers, START)) < workers:
             total, free = ray.cluster_resources(), ray.available_resources()
             raise EngineError(
-                f"only {len(self.workers)} of {self._wanted} started within {START:g} s: the cluster has "
-                f"{_counts(total)} on {_many(_nodes(), 'node')}, of which {_counts(free)} are free; wait for the "
-                "others, or set fewer engine.workers"
+                f"only {len(self.workers)} of {self._wanted} started within {START:g} s: the "
+                f"cluster has {_counts(total)} on {_many(_nodes(), 'node')}, of which "
+                f"{_counts(free)} are free; wait for the others, or set fewer engine.workers"
             )
 
     def add_workers(self, count: int, patience: float) -> list[int]:
@@ -97,8 +105,8 @@ class RayCluster:
                     continue
                 last_line = str(error).strip().splitlines()[-1].strip()
                 raise EngineError(
-                    f"a worker cannot start on the cluster ({last_line}); install fedloom {versions()['fedloom']} on "
-                    "every node"
+                    f"a worker cannot start on the cluster ({last_line}); install fedloom "
+                    f"{versions()['fedloom']} on every node"
                 ) from None
             self.workers[self._next], self.nodes[self._next] = worker, about["node"]
             added.append(self._next)
@@ -107,14 +115,18 @@ class RayCluster:
         return added
 
     def ask(self, method: str, orders: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call a method of several workers in parallel; their replies by number. Raises WorkerLost, EngineError if an
-        order cannot be sent, or the error of a worker."""
+        """Call a method of several workers in parallel; their replies by number. Raises WorkerLost,
+        EngineError if an order cannot be sent, or the error of a worker.
+        """
         try:
-            calls = {number: getattr(self.workers[number], method).remote(*order) for number, order in orders.items()}
+            calls = {
+                number: getattr(self.workers[number], method).remote(*order)
+                for number, order in orders.items()
+            }
         except Exception as error:  # pickling fails with many kinds of error
             raise EngineError(
-                f"cannot send a party to its worker ({str(error).strip().splitlines()[0]}); keep open files and locks "
-                "out of its class, config and network"
+                f"cannot send a party to its worker ({str(error).strip().splitlines()[0]}); keep "
+                "open files and locks out of its class, config and network"
             ) from error
         if calls:
             ray.wait(list(calls.values()), num_returns=len(calls))
@@ -173,30 +185,40 @@ def _join(address: str | None, cpus: int) -> None:
     try:
         if address is None:
             with _on_loopback():
-                _start(lambda: ray.init("local", num_cpus=max(1, cpus), include_dashboard=False, **quiet))
+                _start(
+                    lambda: ray.init(
+                        "local", num_cpus=max(1, cpus), include_dashboard=False, **quiet
+                    )
+                )
         else:
             ray.init(address, **quiet)
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())
         if "ersion mismatch" in reason:
-            raise EngineError(f"install the same Ray and Python here and on the cluster: {reason}") from None
+            raise EngineError(
+                f"install the same Ray and Python here and on the cluster: {reason}"
+            ) from None
         if address is None:
             raise EngineError(f"Ray cannot start a cluster on this machine: {reason}") from None
         raise EngineError(
-            f"this machine cannot join the Ray cluster at {address!r} ({reason}); first run `ray start --address=…` "
-            "on it; if that says that tokens are enabled, export RAY_AUTH_MODE=token here, with the same token"
+            f"this machine cannot join the Ray cluster at {address!r} ({reason}); first run `ray "
+            "start --address=…` on it; if that says that tokens are enabled, export "
+            "RAY_AUTH_MODE=token here, with the same token"
         ) from None
     finally:
-        if main and callable(before):  # a run saves before it stops; Ray's handler would end it at once
+        # a run saves before it stops; Ray's handler would end it at once
+        if main and callable(before):
             signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Within it, a new cluster listens on 127.0.0.1 only, and the token that Ray creates (since 2.60) is private.
+    """Within it, a new cluster listens on 127.0.0.1 only, and the token that Ray creates (since
+    2.60) is private.
 
-    Whoever reaches a port of a cluster could otherwise run code here. Ray has no argument for it: it takes the loopback
-    address where it starts no clusters of several machines, as on Windows and macOS.
+    Whoever reaches a port of a cluster could otherwise run code here. Ray has no argument for it:
+    it takes the loopback address where it starts no clusters of several machines, as on Windows and
+    macOS.
     """
     name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
     before, several, umask = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER, os.umask(0o077)
@@ -231,7 +253,8 @@ def _knock(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
         raise EngineError(
-            f"engine.address must be host:port of the cluster's head, such as 10.0.0.1:6379, or auto, not {address!r}"
+            "engine.address must be host:port of the cluster's head, such as 10.0.0.1:6379, or "
+            f"auto, not {address!r}"
         )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK) as link:
@@ -241,16 +264,20 @@ def _knock(address: str) -> None:
                     raise ConnectionError("another service listens there")
     except (OSError, OverflowError, UnicodeError) as error:
         raise EngineError(
-            f"no Ray cluster at {address!r} ({error}); start one with `ray start --head`, which prints its address"
+            f"no Ray cluster at {address!r} ({error}); start one with `ray start --head`, which "
+            "prints its address"
         ) from None
 
 
 def _cause(error: lost.RayTaskError, node: str) -> Exception:
-    """What a worker's error on a node is raised as: a sentence where its parties do not fit into memory."""
+    """What a worker's error on a node is raised as: a sentence where its parties do not fit into
+    memory.
+    """
     if isinstance(error.cause, MemoryError) or "can't allocate memory" in str(error.cause):
         return EngineError(
-            f"the parties of a worker on node {node} do not fit into its memory; add nodes and raise engine.workers, "
-            "or set engine.memory_mb, which keeps the rest of their state on disk"
+            f"the parties of a worker on node {node} do not fit into its memory; add nodes and "
+            "raise engine.workers, or set engine.memory_mb, which keeps the rest of their state "
+            "on disk"
         )
     return error.cause if isinstance(error.cause, FedloomError) else error
 
@@ -260,9 +287,12 @@ def _compare(about: Mapping[str, str]) -> None:
     ours = versions()
     theirs = {name: about[name] for name in ours}
     if theirs != ours:
-        have, want = (" and ".join(f"{name} {v}" for name, v in each.items()) for each in (theirs, ours))
+        have, want = (
+            " and ".join(f"{name} {v}" for name, v in each.items()) for each in (theirs, ours)
+        )
         raise EngineError(
-            f"the node {about['address']} has {have}, but this one has {want}; install the same versions on every node"
+            f"the node {about['address']} has {have}, but this one has {want}; install the same "
+            "versions on every node"
         )
 
 

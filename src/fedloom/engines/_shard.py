@@ -1,4 +1,6 @@
-"""The Ray actor of a worker: it holds some parties, runs their tasks, and passes answers to other workers."""
+"""The Ray actor of a worker: it holds some parties, runs their tasks, and passes answers to other
+workers.
+"""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +18,15 @@ from fedloom.core.errors import MessageError
 from fedloom.core.message import Tree
 from fedloom.core.party import Note, Party
 from fedloom.core.templates import unspell
-from fedloom.engines._party_bundle import Packed, PartyBundle, RowPool, opened, packed, place, unpack
+from fedloom.engines._party_bundle import (
+    Packed,
+    PartyBundle,
+    RowPool,
+    opened,
+    packed,
+    place,
+    unpack,
+)
 from fedloom.engines.memory import Arena, swapped_in
 from fedloom.engines.repeatable import add_in_one_order
 
@@ -44,8 +54,9 @@ class Shard:
     def build(
         self, common: Sequence[RowPool], bundle: PartyBundle, device: str, memory: int | None
     ) -> tuple[dict[int, str], int]:
-        """Build parties with the rows that all parties hold, and keep them; `memory` as in `RayEngine`. Returns their
-        names, and the number of this worker's parties on disk."""
+        """Build parties with the rows that all parties hold, and keep them; `memory` as in
+        `RayEngine`. Returns their names, and the number of this worker's parties on disk.
+        """
         for name, module in bundle.modules.items():
             sys.modules.setdefault(name, module)
         if self._arena is None and device == "cpu":
@@ -65,19 +76,29 @@ class Shard:
         return names((i, type(p)) for i, p in built.items()), spilled
 
     def do(
-        self, head: Packed, tasks: Sequence[Task], each: Sequence[Packed], keys: Sequence[Key], bundles: Sequence[Any]
+        self,
+        head: Packed,
+        tasks: Sequence[Task],
+        each: Sequence[Packed],
+        keys: Sequence[Key],
+        bundles: Sequence[Any],
     ) -> tuple[list[Any], dict[int, dict[str, Note]]]:
-        """Run tasks in order. For each a packed reply, a reference, a failure, or None for a reply that is not a
-        message; and the parties' notes.
+        """Run tasks in order. For each a packed reply, a reference, a failure, or None for a reply
+        that is not a message; and the parties' notes.
 
         Args:
             head: the shared arguments, and the template of a valid answer.
             each: the plain arguments, which `tasks` lack.
-            keys: keys under which to leave the answers; if empty, answers are sent and earlier ones dropped.
+            keys: keys under which to leave the answers; if empty, answers are sent and earlier ones
+                dropped.
             bundles: references to answers of other workers, fetched from their nodes.
         """
         common = self._unpack(head)
-        fetched = {key: self._unpack(data) for bundle in ray.get(list(bundles)) for key, data in bundle.items()}
+        fetched = {
+            key: self._unpack(data)
+            for bundle in ray.get(list(bundles))
+            for key, data in bundle.items()
+        }
         expect = unspell(common["expect"])
         replies: list[Any] = []
         notes: dict[int, dict[str, Note]] = {}
@@ -85,7 +106,8 @@ class Shard:
             party = self._parties[task.party]
             whole = replace(task, shared=common["shared"], each=self._unpack(own) | task.each)
             resolved = arguments(
-                whole, lambda ref: self._left[ref.held] if ref.held in self._left else fetched[ref.held]
+                whole,
+                lambda ref: self._left[ref.held] if ref.held in self._left else fetched[ref.held],
             )
             with swapped_in(self._arena, party):
                 reply = run_task(party, whole, resolved)
@@ -96,9 +118,13 @@ class Shard:
         return replies, notes
 
     def hand(self, wanted: Mapping[int, Sequence[Key]]) -> dict[int, Any]:
-        """For each other worker a reference to the answers that it needs, which stay on this node until fetched."""
+        """For each other worker a reference to the answers that it needs, which stay on this node
+        until fetched.
+        """
         data = {key: packed(self._left[key]) for keys in wanted.values() for key in keys}
-        return {receiver: ray.put({key: data[key] for key in keys}) for receiver, keys in wanted.items()}
+        return {
+            receiver: ray.put({key: data[key] for key in keys}) for receiver, keys in wanted.items()
+        }
 
     def states(self, parties: Iterable[int]) -> dict[int, Packed]:
         """The states of these parties."""
@@ -119,11 +145,17 @@ class Shard:
 
     def _unpack(self, data: Packed) -> Any:
         tree = opened(data)
-        return tree if self._device == "cpu" else message.map_tensors(lambda x: x.to(self._device), tree)
+        return (
+            tree
+            if self._device == "cpu"
+            else message.map_tensors(lambda x: x.to(self._device), tree)
+        )
 
 
 def versions() -> dict[str, str]:
-    """Versions that must be equal on all nodes, so that results do not depend on the placement of parties."""
+    """Versions that must be equal on all nodes, so that results do not depend on the placement of
+    parties.
+    """
     return {"fedloom": __version__, "torch": torch.__version__.partition("+")[0]}
 
 

@@ -1,8 +1,9 @@
 """Messages between processes of one machine, by frames and shared buffers.
 
-A *frame* is sent over a socket: a few facts and some bytes. The facts are JSON rather than a message, because they
-change in every frame, and a message's header is cached only while it is the same. A *shared buffer* is a file in memory
-that one process writes and all can read, so messages go from worker to worker without the parent.
+A *frame* is sent over a socket: a few facts and some bytes. The facts are JSON rather than a
+message, because they change in every frame, and a message's header is cached only while it is the
+same. A *shared buffer* is a file in memory that one process writes and all can read, so messages go
+from worker to worker without the parent.
 """
 
 import json
@@ -18,7 +19,8 @@ from fedloom.core.errors import MessageError
 from fedloom.core.message import Limits
 
 LIMITS: Final = Limits(max_bytes=1 << 40, max_depth=64, max_leaves=10_000_000)
-"""Limits of messages between processes. Replies of parties have the narrower limits of `message`."""
+"""Limits of messages between processes. Replies of parties have the narrower limits of `message`.
+"""
 KEPT: Final = 1 << 26
 """Bytes up to which a trimmed shared buffer keeps its memory."""
 _LENGTHS: Final = struct.Struct("<IQ")
@@ -57,7 +59,9 @@ class SharedBuffer:
         while len(data) < length:  # Linux reads 2 GB at a time
             more = os.pread(self._file.fileno(), length - len(data), start + len(data))
             if not more:
-                raise MessageError(f"a shared buffer holds only {len(data)} bytes of a message of {length}")
+                raise MessageError(
+                    f"a shared buffer holds only {len(data)} bytes of a message of {length}"
+                )
             data += more
         return data
 

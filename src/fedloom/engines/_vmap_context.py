@@ -1,7 +1,8 @@
 """Run a page's method once for many parties.
 
-Each tensor of a party's state is one slice of a stacked tensor, and `torch.func.vmap` turns every operation into one on
-all slices. State is written back only after the method has returned, so a run that fails changes nothing.
+Each tensor of a party's state is one slice of a stacked tensor, and `torch.func.vmap` turns every
+operation into one on all slices. State is written back only after the method has returned, so a run
+that fails changes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,15 @@ from torch.nn import functional as F
 
 from fedloom.core import message
 from fedloom.core.aggregate import Aggregator
-from fedloom.core.context import Batches, ClientContext, PublicSet, Rows, Sample, epoch_plan, sample_plan
+from fedloom.core.context import (
+    Batches,
+    ClientContext,
+    PublicSet,
+    Rows,
+    Sample,
+    epoch_plan,
+    sample_plan,
+)
 from fedloom.core.engine import bound
 from fedloom.core.message import Tree
 from fedloom.core.method import MethodConfig
@@ -34,20 +43,28 @@ def run_vmapped(
     each: Sequence[Mapping[str, Tree]],
     same: "SameContent | None" = None,
 ) -> list[Tree]:
-    """Run `method` once for parties that differ only in weights, data, and the values of numbers; their replies.
+    """Run `method` once for parties that differ only in weights, data, and the values of numbers;
+    their replies.
 
-    `memory` (G, nbytes) uint8 holds the states of their group, in which `rows`, sorted, are theirs. Raises
-    NotBatchable, or torch's own error if it has no batching rule; the state is then unchanged.
+    `memory` (G, nbytes) uint8 holds the states of their group, in which `rows`, sorted, are theirs.
+    Raises NotBatchable, or torch's own error if it has no batching rule; the state is then
+    unchanged.
     """
     network = parties[0].net
     first, n = rows[0], len(rows)  # a slice avoids a copy if the rows are consecutive
-    where = slice(first, first + n) if rows[-1] - first == n - 1 else torch.tensor(rows, device=memory.device)
+    where = (
+        slice(first, first + n)
+        if rows[-1] - first == n - 1
+        else torch.tensor(rows, device=memory.device)
+    )
     block = memory[where]
     own = [p.own_state() for p in parties]
     own_in, each_in = _stack(own), _stack(each)
     versions = [x._version for x in own_in]
     contexts = [p.context for p in parties]
-    rows_alone = not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.module.modules())
+    rows_alone = not any(
+        isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.module.modules()
+    )
     me = torch.arange(len(parties), device=memory.device)
     same = same or SameContent()
     numbers = _differing([p.cfg for p in parties], me.device)
@@ -55,7 +72,9 @@ def run_vmapped(
     trees: dict[str, Any] = {}
     changed = False
 
-    def work(state: list[Tensor], own_: list[Tensor], each_: list[Tensor], me_: Tensor) -> list[Tensor]:
+    def work(
+        state: list[Tensor], own_: list[Tensor], each_: list[Tensor], me_: Tensor
+    ) -> list[Tensor]:
         nonlocal changed
         notes: dict[str, Tensor | float] = {}
         cfg, optimizer = parties[0].cfg, network.optimizer
@@ -63,7 +82,9 @@ def run_vmapped(
             cfg = cfg.model_copy(update={k: _at(x, me_).float() for k, x in numbers.items()})
         if rates:
             optimizer = replace(optimizer, **{k: _at(x, me_) for k, x in rates.items()})  # type: ignore[type-var]
-        stacked = VmapNetwork(network, dict(zip(network.fields, state, strict=True)), notes, optimizer)
+        stacked = VmapNetwork(
+            network, dict(zip(network.fields, state, strict=True)), notes, optimizer
+        )
         before = _refill(own[0], own_)
         party = object.__new__(type(parties[0]))
         vars(party).update(
@@ -116,7 +137,11 @@ def _differing(objects: Sequence[Any], device: torch.device) -> dict[str, Tensor
     first = objects[0]
     if all(o is first for o in objects):
         return {}
-    names = type(first).model_fields if isinstance(first, BaseModel) else [f.name for f in fields(first)]
+    names = (
+        type(first).model_fields
+        if isinstance(first, BaseModel)
+        else [f.name for f in fields(first)]
+    )
     values = {name: [getattr(o, name) for o in objects] for name in names}
     return {
         name: torch.tensor(each, dtype=torch.float64, device=device)
@@ -131,14 +156,19 @@ def _task(tasks: Sequence[Task], me: Tensor) -> Task:
     if all(w is None for w in weights):
         return tasks[0]
     ones = torch.ones(tasks[0].width, device=me.device)
-    return Classes(tasks[0].width, _at(torch.stack([ones if w is None else w for w in weights]), me))
+    return Classes(
+        tasks[0].width, _at(torch.stack([ones if w is None else w for w in weights]), me)
+    )
 
 
 class SameContent:
-    """Whether two tensors have the same content, remembered: runs read the same data set into several pools."""
+    """Whether two tensors have the same content, remembered: runs read the same data set into
+    several pools.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[bool, Tensor, Tensor]] = {}  # it keeps the tensors of its keys
+        # it keeps the tensors of its keys
+        self._known: dict[tuple[int, int], tuple[bool, Tensor, Tensor]] = {}
 
     def __call__(self, a: Tensor | None, b: Tensor | None) -> bool:
         if a is None or b is None or a is b:
@@ -162,8 +192,10 @@ class SameContent:
 
 
 class VmapContext:
-    """Replaces `ClientContext` inside `vmap`: the contexts of a group, of which `me` (), batched, is the party's.
-    `rows_alone` tells that the network's output for a row does not depend on other rows."""
+    """Replaces `ClientContext` inside `vmap`: the contexts of a group, of which `me` (), batched,
+    is the party's. `rows_alone` tells that the network's output for a row does not depend on other
+    rows.
+    """
 
     seed: int
     parties: int
@@ -173,28 +205,37 @@ class VmapContext:
     task: Task
     target: Number | None
 
-    def __init__(self, contexts: Sequence[ClientContext], me: Tensor, same: SameContent, *, rows_alone: bool) -> None:
+    def __init__(
+        self, contexts: Sequence[ClientContext], me: Tensor, same: SameContent, *, rows_alone: bool
+    ) -> None:
         self._contexts, self._me, self._same, self._rows_alone = contexts, me, same, rows_alone
         for name in ("seed", "parties", "classes", "device", "aggregator"):
             if len({getattr(s, name) for s in contexts}) == 1:
                 setattr(self, name, getattr(contexts[0], name))
-        if len({(s.classes, s.target is None) for s in contexts}) == 1:  # no loss depends on the scale of a number
+        # no loss depends on the scale of a number
+        if len({(s.classes, s.target is None) for s in contexts}) == 1:
             self.task, self.target = _task([s.task for s in contexts], me), contexts[0].target
 
     def batches(self, t: int, *, steps: int, size: int) -> Batches | PaddedBatches:
         """See `ClientContext.batches`."""
-        return self._gather([sample_plan(s.stream("batches", t), len(s.rows), steps, size) for s in self._contexts])
+        return self._gather(
+            [sample_plan(s.stream("batches", t), len(s.rows), steps, size) for s in self._contexts]
+        )
 
     def epochs(self, t: int, *, epochs: int, size: int) -> Batches | PaddedBatches:
         """See `ClientContext.epochs`."""
-        return self._gather([epoch_plan(s.stream("batches", t), len(s.rows), epochs, size) for s in self._contexts])
+        return self._gather(
+            [epoch_plan(s.stream("batches", t), len(s.rows), epochs, size) for s in self._contexts]
+        )
 
     def sample_batch(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
         """See `ClientContext.sample_batch`."""
         sizes = {min(size, len(s.rows)) for s in self._contexts}
         if len(sizes) > 1:
             raise Uneven("it samples a batch, and the parties have different numbers of rows")
-        batch = self._gather([sample_plan(s.stream("batches", t), len(s.rows), 1, *sizes) for s in self._contexts])
+        batch = self._gather(
+            [sample_plan(s.stream("batches", t), len(s.rows), 1, *sizes) for s in self._contexts]
+        )
         return batch.x[0], batch.y[0]
 
     @property
@@ -212,7 +253,9 @@ class VmapContext:
         plans = [s.half(which) for s in self._contexts]
         most = max(map(len, plans))
         if not self._rows_alone and any(len(p) < most for p in plans):
-            raise Uneven(f"it reads the {which} half, and the parties have different numbers of rows")
+            raise Uneven(
+                f"it reads the {which} half, and the parties have different numbers of rows"
+            )
         batch = self._gather([torch.cat([p, p[:1].expand(most - len(p))])[None] for p in plans])
         weights = [torch.full((len(p),), 1 / len(p)) for p in plans]
         weight = torch.stack([F.pad(w, (0, most - len(w))) for w in weights]).to(self.device)
@@ -222,23 +265,30 @@ class VmapContext:
         rows = [s.rows for s in self._contexts]
         steps = [len(p) for p in plans]
         most = max(steps)
-        even = [torch.cat([p, p[:1].expand(most - len(p), -1)]) if len(p) < most else p for p in plans]
+        even = [
+            torch.cat([p, p[:1].expand(most - len(p), -1)]) if len(p) < most else p for p in plans
+        ]
         first = rows[0]
         if self._same.pool(rows):
             device = first.index.device
             where = _at(
-                torch.stack([r.index[p.to(device)] for r, p in zip(rows, even, strict=True)]), self._me
+                torch.stack([r.index[p.to(device)] for r, p in zip(rows, even, strict=True)]),
+                self._me,
             )  # (T, B)
-            batches = Rows(first.pool, first.labels, where.flatten(), first.shift, first.scale).batches(
-                torch.arange(where.numel(), device=device).view(where.shape)
-            )
+            batches = Rows(
+                first.pool, first.labels, where.flatten(), first.shift, first.scale
+            ).batches(torch.arange(where.numel(), device=device).view(where.shape))
             x, y = batches.x, batches.y
         else:
             gathered = [r.batches(p) for r, p in zip(rows, even, strict=True)]
-            x, y = (_at(torch.stack(parts), self._me) for parts in ([b.x for b in gathered], [b.y for b in gathered]))
+            x, y = (
+                _at(torch.stack(parts), self._me)
+                for parts in ([b.x for b in gathered], [b.y for b in gathered])
+            )
         if min(steps) == most:
             return Batches(x, y)
-        takes = torch.tensor([[i < n for i in range(most)] for n in steps], device=x.device)  # (n, T)
+        # (n, T)
+        takes = torch.tensor([[i < n for i in range(most)] for n in steps], device=x.device)
         return PaddedBatches(x, y, _at(takes, self._me), [i < min(steps) for i in range(most)])
 
     @property
@@ -249,7 +299,9 @@ class VmapContext:
     @property
     def row_count(self) -> Tensor:
         """The number of own rows, () int64."""
-        return _at(torch.tensor([len(s.rows) for s in self._contexts], device=self.device), self._me)
+        return _at(
+            torch.tensor([len(s.rows) for s in self._contexts], device=self.device), self._me
+        )
 
     @property
     def shown_classes(self) -> Tensor:
@@ -327,7 +379,9 @@ class _PublicBatches(Sequence[Tensor]):
 
 
 def _at(values: Tensor, me: Tensor) -> Tensor:
-    """`values[me]`, for which PyTorch before 2.13 reads the number `me` (), as vmap does not allow."""
+    """`values[me]`, for which PyTorch before 2.13 reads the number `me` (), as vmap
+    does not allow.
+    """
     return values.index_select(0, me.view(1))[0]
 
 
@@ -350,6 +404,10 @@ def _one(every: Sequence[Rows], me: Tensor, same: SameContent, noun: str) -> Row
     rows = list(distinct.values())
     if same.pool(rows):
         return replace(first, index=pick([r.index for r in rows]))
-    labels = None if first.labels is None else pick([r.y(torch.arange(len(r), device=r.index.device)) for r in rows])
+    labels = (
+        None
+        if first.labels is None
+        else pick([r.y(torch.arange(len(r), device=r.index.device)) for r in rows])
+    )
     pool, index = pick([r.pool[r.index] for r in rows]), torch.arange(len(first), device=me.device)
     return Rows(pool, labels, index, pick([r.shift for r in rows]), pick([r.scale for r in rows]))

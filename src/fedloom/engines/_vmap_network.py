@@ -11,7 +11,16 @@ from torch.func import grad, vjp, vmap
 from fedloom.core._layout import Field, lent, places, unflatten
 from fedloom.core.context import Batches
 from fedloom.core.errors import FedloomError
-from fedloom.core.network import Graded, Loss, Network, Only, Product, chunked, copy_state, of_the_batch
+from fedloom.core.network import (
+    Graded,
+    Loss,
+    Network,
+    Only,
+    Product,
+    chunked,
+    copy_state,
+    of_the_batch,
+)
 from fedloom.core.optim import Optimizer, clipped
 
 
@@ -26,8 +35,9 @@ class Uneven(NotBatchable):
 class VmapNetwork:
     """Replaces `Network` inside `vmap`: the same passes and steps on one slice of a stacked state.
 
-    The module of `like` is used with other weights, of which `fields` has the current tensors; `changed` tells whether
-    the method has changed them. Notes made in a loss are returned from its gradient.
+    The module of `like` is used with other weights, of which `fields` has the current tensors;
+    `changed` tells whether the method has changed them. Notes made in a loss are returned from its
+    gradient.
     """
 
     def __init__(
@@ -57,7 +67,9 @@ class VmapNetwork:
         self._slots, self._buffers = parts["opt"], parts["buffers"]
         self._counters = {k: x for k, x in self._slots.items() if x.dim() == 0}
         moving = {k: self._pieces(x) for k, x in self._slots.items() if x.dim()}
-        self._moving = {name: {k: pieces[name] for k, pieces in moving.items()} for name in self._params}
+        self._moving = {
+            name: {k: pieces[name] for k, pieces in moving.items()} for name in self._params
+        }
 
     def _pieces(self, flat: Tensor) -> dict[str, Tensor]:
         sizes = [p.numel() for p in self._like.parameters.values()]
@@ -77,12 +89,20 @@ class VmapNetwork:
         """Evaluation-mode outputs (n, ...), as of `Network.infer`."""
         if batch_statistics and self._buffers:
             with of_the_batch(self._like.module):
-                kept = {k: b for k, b in self._buffers.items() if not k.rpartition(".")[2].startswith("running_")}
+                kept = {
+                    k: b
+                    for k, b in self._buffers.items()
+                    if not k.rpartition(".")[2].startswith("running_")
+                }
                 return self._through(self._params, kept, x, training=False)
-        return chunked(lambda rows: self._through(self._params, self._buffers, rows, training=False), x)
+        return chunked(
+            lambda rows: self._through(self._params, self._buffers, rows, training=False), x
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Training-mode outputs (B, ...), detached. The pass is cached until the method ends or the weights change."""
+        """Training-mode outputs (B, ...), detached. The pass is cached until the method ends or the
+        weights change.
+        """
         return self._pass(x)[0]
 
     @property
@@ -104,13 +124,19 @@ class VmapNetwork:
         return value
 
     def gradient(self, loss: Loss, *batch: object, of: Collection[str] | None = None) -> Graded:
-        """The scalar `loss(*batch)` and its gradient by name; no step. BatchNorm statistics are updated."""
+        """The scalar `loss(*batch)` and its gradient by name; no step. BatchNorm statistics are
+        updated.
+        """
         value, gradients, buffers = self._loss_and_gradient(loss, batch, of)
         return self._store_pass(value, buffers, {}), gradients
 
     def gradient_at(self, weights: Mapping[str, Tensor], loss: Loss, *batch: object) -> Graded:
-        """The scalar `loss(*batch)` and its gradient by name at `weights`. BatchNorm statistics are updated."""
-        gradients, seen = grad(self._value_of(loss, batch), has_aux=True)({k: weights[k] for k in self._params})
+        """The scalar `loss(*batch)` and its gradient by name at `weights`. BatchNorm statistics are
+        updated.
+        """
+        gradients, seen = grad(self._value_of(loss, batch), has_aux=True)(
+            {k: weights[k] for k in self._params}
+        )
         return self._store_pass(*seen), gradients
 
     def curvature_at(
@@ -121,18 +147,25 @@ class VmapNetwork:
         gradients, pull, seen = vjp(value, {k: weights[k] for k in self._params}, has_aux=True)  # type: ignore[misc]
         return self._store_pass(*seen), gradients, lambda vectors: pull(dict(vectors))[0]
 
-    def _store_pass(self, value: Tensor, buffers: dict[str, Tensor], notes: Mapping[str, Tensor | float]) -> Tensor:
+    def _store_pass(
+        self, value: Tensor, buffers: dict[str, Tensor], notes: Mapping[str, Tensor | float]
+    ) -> Tensor:
         """Store the buffers and notes of a pass; returns its value."""
         if buffers:
             self.load("buffers", buffers)
         self._notes.update(notes)
         return value
 
-    def row_gradients(self, loss: Loss, x: Tensor, y: Tensor, of: Collection[str]) -> dict[str, Tensor]:
+    def row_gradients(
+        self, loss: Loss, x: Tensor, y: Tensor, of: Collection[str]
+    ) -> dict[str, Tensor]:
         """Per-row gradients (B, ...) of `loss` by name; no step."""
 
         def row_loss(params: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
-            self._live = {**self._params, **params}, {k: b.clone() for k, b in self._buffers.items()}
+            self._live = (
+                {**self._params, **params},
+                {k: b.clone() for k, b in self._buffers.items()},
+            )
             try:
                 return loss(row[None], label[None])
             finally:
@@ -151,7 +184,9 @@ class VmapNetwork:
         return value, gradients, buffers
 
     def _value_of(self, loss: Loss, batch: tuple[object, ...]) -> Callable[..., tuple[Tensor, Any]]:
-        """A loss as a function of parameters, with auxiliary outputs: its detached value, buffers and notes."""
+        """A loss as a function of parameters, with auxiliary outputs: its detached value, buffers
+        and notes.
+        """
 
         def value_of(params: dict[str, Tensor]) -> tuple[Tensor, Any]:
             buffers = {k: b.clone() for k, b in self._buffers.items()}
@@ -169,7 +204,9 @@ class VmapNetwork:
         return value_of
 
     def train(self, loss: Loss, batches: "Batches | PaddedBatches", *, only: Only = None) -> Tensor:
-        """One step on `loss(x, y)` for each batch; the mean loss (). Parties with fewer batches skip the last steps."""
+        """One step on `loss(x, y)` for each batch; the mean loss (). Parties with fewer batches
+        skip the last steps.
+        """
         if not isinstance(batches, PaddedBatches):
             return torch.stack([self.minimize(loss, x, y, only=only) for x, y in batches]).mean()
         total = torch.zeros((), device=batches.x.device)
@@ -184,7 +221,9 @@ class VmapNetwork:
                 for field, x in self.fields.items():
                     x.copy_(torch.where(active, x, before[field]))
                 for name, old in notes.items():
-                    self._notes[name] = torch.where(active, torch.as_tensor(self._notes[name]), torch.as_tensor(old))
+                    self._notes[name] = torch.where(
+                        active, torch.as_tensor(self._notes[name]), torch.as_tensor(old)
+                    )
             total = total + torch.where(active, value, torch.zeros_like(value))
         return total / batches.active.sum()
 
@@ -228,14 +267,18 @@ class VmapNetwork:
     def _step(self, gradients: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         self._own()
         rates = self._optimizer.tick(self._counters)
-        for name, g in zip(gradients, clipped([*gradients.values()], self._optimizer.clip), strict=True):
+        for name, g in zip(
+            gradients, clipped([*gradients.values()], self._optimizer.clip), strict=True
+        ):
             w, moving = self._params[name], self._moving[name]
             _Move.apply(self._optimizer, w, g, moving, rates)  # type: ignore[no-untyped-call]
         for name, b in self._buffers.items():
             b.copy_(buffers[name])
 
     def _pass(self, x: Tensor) -> tuple[Tensor, Callable[..., Any], dict[str, Tensor]]:
-        """The outputs, the function that maps their gradient to the parameters', and the buffers after the pass."""
+        """The outputs, the function that maps their gradient to the parameters', and the buffers
+        after the pass.
+        """
         if self._sent is None or self._sent[0] is not x:
 
             def outputs(params: dict[str, Tensor]) -> Graded:
@@ -247,7 +290,12 @@ class VmapNetwork:
         return self._sent[1:]
 
     def _through(
-        self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor, *, training: bool
+        self,
+        params: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        *,
+        training: bool,
     ) -> Tensor:
         """The module's outputs with these weights."""
         module = self._like.module
@@ -259,8 +307,9 @@ class VmapNetwork:
 
 
 class _Move(torch.autograd.Function):
-    """An optimizer's `move` for all parties at once. torch has no batching rules for many in-place operations; as
-    `move` is elementwise, it can be applied to the stacked tensors directly."""
+    """An optimizer's `move` for all parties at once. torch has no batching rules for many in-place
+    operations; as `move` is elementwise, it can be applied to the stacked tensors directly.
+    """
 
     @staticmethod
     def forward(*_: Any) -> NoReturn:
@@ -286,14 +335,19 @@ class _Move(torch.autograd.Function):
         w, g = w.movedim(w_dim, 0), g[None] if g_dim is None else g.movedim(g_dim, 0)
         slots = {k: x.movedim(slot_dims[k], 0) for k, x in slots.items()}
         wide = (-1, *[1] * (w.dim() - 1))
-        each = [r.view(wide).to(w.dtype) if d is not None else r for r, d in zip(rates, rate_dims, strict=True)]
+        each = [
+            r.view(wide).to(w.dtype) if d is not None else r
+            for r, d in zip(rates, rate_dims, strict=True)
+        ]
         optimizer.move(w, g, slots, *each)
         return w.new_empty(info.batch_size), 0
 
 
 class PaddedBatches:
-    """Batches x (T, B, ...), y (T, B) of parties that have different numbers of them, for `train` alone. T is the
-    largest; `active` (T,) bool are the steps that this party takes, `all_active` those that all parties take."""
+    """Batches x (T, B, ...), y (T, B) of parties that have different numbers of them, for `train`
+    alone. T is the largest; `active` (T,) bool are the steps that this party takes, `all_active`
+    those that all parties take.
+    """
 
     def __init__(self, x: Tensor, y: Tensor, active: Tensor, all_active: list[bool]) -> None:
         self.x, self.y, self.active, self.all_active = x, y, active, all_active

@@ -1,7 +1,8 @@
 """The main loop of a worker process: it reads a task, runs it at the party, and sends the reply.
 
-A worker is forked with every party in it. Networks are in shared memory, so it can run any party at any time. The rest
-of a party's state arrives with a task if another worker ran the party last, and returns with every reply.
+A worker is forked with every party in it. Networks are in shared memory, so it can run any party at
+any time. The rest of a party's state arrives with a task if another worker ran the party last, and
+returns with every reply.
 """
 
 import json
@@ -24,8 +25,9 @@ from fedloom.engines.memory import Arena
 
 @dataclass(frozen=True)
 class Shared:
-    """Objects that parent and workers share, created before the first fork. The buffers are the parent's for all
-    workers, then one written by each worker, then the parent's for each worker."""
+    """Objects that parent and workers share, created before the first fork. The buffers are the
+    parent's for all workers, then one written by each worker, then the parent's for each worker.
+    """
 
     parties: Mapping[int, Party[object]]
     arena: Arena
@@ -62,7 +64,9 @@ class _Worker:
         self._head: tuple[Any, dict[str, Any]] = (None, {})
 
     def do(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[bytes, ...]]:
-        """Run one task; the facts and the bytes of the reply: the answer, then the party's own state."""
+        """Run one task; the facts and the bytes of the reply: the answer, then the party's own
+        state.
+        """
         party = self._parties[order["party"]]
         if order["moved"]:  # another worker ran the party last
             if party._network is not None:
@@ -76,7 +80,9 @@ class _Worker:
         facts["answer"] = len(answer)
         return facts, (answer, own)
 
-    def _answer(self, party: Party[object], order: Mapping[str, Any], facts: dict[str, Any]) -> bytes:
+    def _answer(
+        self, party: Party[object], order: Mapping[str, Any], facts: dict[str, Any]
+    ) -> bytes:
         """The encoded reply; empty after a failure, or if the reply stays in the outbox."""
         head = self._common(order)
         each = self._read(*order["each"]) or {}
@@ -84,7 +90,13 @@ class _Worker:
             refs = json.loads(self._bytes(*order["refs"]))
             each |= {name: _refs(held) for name, held in refs.items()}
         task = Task(
-            party.context.id, head["method"], head["shared"], each, order["fault"], order["seed"], order["round"]
+            party.context.id,
+            head["method"],
+            head["shared"],
+            each,
+            order["fault"],
+            order["seed"],
+            order["round"],
         )
         try:
             reply = run_task(party, task, arguments(task, lambda ref: self._read(*ref.held)))
@@ -125,4 +137,8 @@ class _Worker:
 
 def _refs(held: Any) -> Any:
     """Positions in shared buffers, one or by name, as references."""
-    return {name: ReplyRef(place) for name, place in held.items()} if isinstance(held, dict) else ReplyRef(held)
+    return (
+        {name: ReplyRef(place) for name, place in held.items()}
+        if isinstance(held, dict)
+        else ReplyRef(held)
+    )

@@ -23,8 +23,8 @@ DEATHS = 2
 class Queue:
     """The tasks of a batch, by number. The tasks of one party run in order at one worker.
 
-    A party goes to the worker that ran it last, which may have cached a pass of its network. An idle worker takes a
-    party from the longest queue. `left` tasks have been taken by no worker.
+    A party goes to the worker that ran it last, which may have cached a pass of its network. An
+    idle worker takes a party from the longest queue. `left` tasks have been taken by no worker.
     """
 
     def __init__(self, parties: Sequence[int], last: Mapping[int, int], workers: int) -> None:
@@ -34,11 +34,15 @@ class Queue:
         self._queues: list[deque[deque[int]]] = [deque() for _ in range(workers)]
         self._begun: list[deque[int]] = [deque() for _ in range(workers)]
         for party, group in groups.items():
-            (self._queues[last[party]] if party in last else min(self._queues, key=len)).append(group)
+            (self._queues[last[party]] if party in last else min(self._queues, key=len)).append(
+                group
+            )
         self.left = len(parties)
 
     def take(self, worker: int, *, ahead: bool = False) -> int | None:
-        """The worker's next task, or None; with `ahead`, a task of another party than its current one."""
+        """The worker's next task, or None; with `ahead`, a task of another party than its current
+        one.
+        """
         if ahead and self._begun[worker]:
             return None
         if not self._begun[worker]:
@@ -51,7 +55,9 @@ class Queue:
 
 
 class _Sent(NamedTuple):
-    """A task sent to a worker: its number in the batch, and the position of its arguments in the inbox."""
+    """A task sent to a worker: its number in the batch, and the position of its arguments in the
+    inbox.
+    """
 
     number: int
     start: int
@@ -59,8 +65,10 @@ class _Sent(NamedTuple):
 
 
 class WorkerSlot:
-    """A worker, whose process may be replaced: the numbers of the buffers that it writes (`outbox`) and reads
-    (`inbox`), the tasks that it has not answered yet, and the traceback of its previous process."""
+    """A worker, whose process may be replaced: the numbers of the buffers that it writes (`outbox`)
+    and reads (`inbox`), the tasks that it has not answered yet, and the traceback of its previous
+    process.
+    """
 
     def __init__(self, shared: Shared, number: int) -> None:
         self.number, self.outbox, self.inbox = number, 1 + number, 1 + shared.workers + number
@@ -72,7 +80,9 @@ class WorkerSlot:
         self._written = (0, 0)
 
     def put(self, *parts: bytes) -> list[tuple[int, int, int]]:
-        """Write into the inbox without overwriting the arguments of the unfinished task; the positions of the parts."""
+        """Write into the inbox without overwriting the arguments of the unfinished task; the
+        positions of the parts.
+        """
         size, live = sum(map(len, parts)), self.sent[-1] if self.sent else None
         start = self._buffer.end = 0 if live is None or size <= live.start else live.end
         positions = [(self.inbox, *self._buffer.write(part)) for part in parts]
@@ -87,7 +97,8 @@ class WorkerSlot:
 
 
 Order: TypeAlias = Callable[[WorkerSlot, Task, bool], "dict[str, Any] | Failure"]
-"""Makes the order for a task, given whether another worker ran its party last. A failure is the task's result.
+"""Makes the order for a task, given whether another worker ran its party last. A failure is the
+task's result.
 
 Orders must be short: if the socket buffers of both sides are full, neither side reads.
 """
@@ -124,9 +135,12 @@ class WorkerPool:
             self._spawn(slot)
 
     def do(self, tasks: Sequence[Task], order: Order, take: Take) -> list[Any]:
-        """Run all tasks; their results, in order. Raises Lost if a worker died in a task: it has been replaced, and
-        the others have finished the tasks they had begun."""
-        batch = _Batch(tasks, order, take, Queue([task.party for task in tasks], self.last, len(self.slots)))
+        """Run all tasks; their results, in order. Raises Lost if a worker died in a task: it has
+        been replaced, and the others have finished the tasks they had begun.
+        """
+        batch = _Batch(
+            tasks, order, take, Queue([task.party for task in tasks], self.last, len(self.slots))
+        )
         try:
             for slot in self.slots:
                 self._feed(slot, batch)
@@ -146,7 +160,9 @@ class WorkerPool:
         _close_sockets(self.slots)
 
     def _feed(self, slot: WorkerSlot, batch: _Batch) -> None:
-        """Give a worker its next task, and one of another party in advance if enough tasks are left for the others."""
+        """Give a worker its next task, and one of another party in advance if enough tasks are left
+        for the others.
+        """
         while not batch.lost and len(slot.sent) < (2 if batch.queue.left > len(self.slots) else 1):
             number = batch.queue.take(slot.number, ahead=bool(slot.sent))
             if number is None:
@@ -172,8 +188,9 @@ class WorkerPool:
             return
         elif "refused" in frame[0]:
             raise ConfigError(
-                "this process trained beside a GPU before it started workers, so torch refuses to train in them; start "
-                "the run in a new process, or hide the GPU with CUDA_VISIBLE_DEVICES="
+                "this process trained beside a GPU before it started workers, so torch refuses "
+                "to train in them; start the run in a new process, or hide the GPU with "
+                "CUDA_VISIBLE_DEVICES="
             )
         else:
             number = slot.sent.popleft().number
@@ -188,7 +205,9 @@ class WorkerPool:
             task = batch.tasks[slot.sent[0].number]
             self._deaths[_key(task)] += 1
             cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-            self._causes[_key(task)] = slot.last_words or f"{DEATHS} processes died at {task.method}, the last: {cause}"
+            self._causes[_key(task)] = (
+                slot.last_words or f"{DEATHS} processes died at {task.method}, the last: {cause}"
+            )
             batch.lost = f"a worker process died ({cause})"
             slot.sent.clear()
         slot.last_words = ""

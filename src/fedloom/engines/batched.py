@@ -1,8 +1,9 @@
-"""Parties of one architecture batched: a page's method runs once for a group of them, under `torch.func.vmap`.
+"""Parties of one architecture batched: a page's method runs once for a group of them, under
+`torch.func.vmap`.
 
-It is faster for many small parties on a GPU, and for small networks without convolutions on a CPU, where the overhead
-of an operation exceeds its work. The numbers equal the local engine's up to the order of sums. Methods that
-cannot be batched run in turn; the account names them, with the reason.
+It is faster for many small parties on a GPU, and for small networks without convolutions on a CPU,
+where the overhead of an operation exceeds its work. The numbers equal the local engine's up to the
+order of sums. Methods that cannot be batched run in turn; the account names them, with the reason.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,11 +26,14 @@ from fedloom.engines._vmap_network import NotBatchable, Uneven
 from fedloom.engines.local import LocalEngine
 
 CPU_BUDGET = 1 << 27
-"""Bytes that a batch of parties may take on a CPU; larger batches do not fit its caches and are slower."""
+"""Bytes that a batch of parties may take on a CPU; larger batches do not fit its caches and are
+slower.
+"""
 FEW = 8
 """Minimum number of parties for which batching is faster on a CPU."""
 WORTH = 1.1
-"""How many times as fast parties must have been when batched; less may be an error of measurement."""
+"""How many times as fast parties must have been when batched; less may be an error of measurement.
+"""
 STRIDE = 1 << 32
 """The distance between the numbers of parties of consecutive runs."""
 GPU_SHARE = 0.5
@@ -41,14 +45,17 @@ Measured = Callable[[Party[Any], int], float]
 
 @dataclass
 class _Group:
-    """Parties that can be batched: of one class and config, with networks that differ only in weights."""
+    """Parties that can be batched: of one class and config, with networks that differ only in
+    weights.
+    """
 
     parties: list[int]
     memory: Tensor  # (G, nbytes) uint8: row g is the state of the g-th party
     each_bytes: int  # the estimated bytes that one of them takes in a call
     looped: set[Any] = field(default_factory=set)  # calls that cannot be batched
     apart: set[Any] = field(default_factory=set)  # calls that can be batched within one run only
-    uneven: set[str] = field(default_factory=set)  # methods that need parties with equally many rows
+    # methods that need parties with equally many rows
+    uneven: set[str] = field(default_factory=set)
 
 
 class BatchedEngine(LocalEngine):
@@ -57,10 +64,11 @@ class BatchedEngine(LocalEngine):
     Args:
         parties: all parties.
         chunk_size: the largest number of parties in a batch; None for as many as fit into memory.
-        everything: whether to batch parties that are faster in turn: on a CPU, few parties, and networks with
-            convolutions.
-        measured: given the first of some parties and their number, says how many times as fast they are batched on
-            this CPU, see `fedloom.engines.probe`. Without `everything`, only those that gain are batched.
+        everything: whether to batch parties that are faster in turn: on a CPU, few parties, and
+            networks with convolutions.
+        measured: given the first of some parties and their number, says how many times as fast they
+            are batched on this CPU, see `fedloom.engines.probe`. Without `everything`, only those
+            that gain are batched.
     """
 
     def __init__(
@@ -74,23 +82,30 @@ class BatchedEngine(LocalEngine):
         faults: Faults | None = None,
     ) -> None:
         super().__init__(parties, seed=seed, faults=faults)
-        self._batcher = Batcher(self._parties, chunk_size=chunk_size, everything=everything, measured=measured)
+        self._batcher = Batcher(
+            self._parties, chunk_size=chunk_size, everything=everything, measured=measured
+        )
 
     def _each(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         return self._batcher.call(tasks)
 
     def account(self) -> Account:
-        """One process; the numbers of batched parties and groups, and the calls in turn. "local" without groups."""
+        """One process; the numbers of batched parties and groups, and the calls in turn. "local"
+        without groups.
+        """
         device = next(iter(self._parties.values())).context.device
         remarks = self._batcher.remarks(self._parties)
-        return Account("batched" if self._batcher.groups else "local", device=device, remarks=remarks)
+        return Account(
+            "batched" if self._batcher.groups else "local", device=device, remarks=remarks
+        )
 
 
 class Batcher:
     """Runs the tasks of parties, batched where possible.
 
     Args:
-        parties: by the key that tasks use: their id in a run, or `run * STRIDE + id` in several runs.
+        parties: by the key that tasks use: their id in a run, or `run * STRIDE + id` in several
+            runs.
         chunk_size, everything, measured: as of `BatchedEngine`.
 
     Attributes:
@@ -123,25 +138,37 @@ class Batcher:
             return
         # parties with equally many rows become neighbours
         numbers = sorted(numbers, key=lambda n: _rows(self._parties[n]))
-        memory = torch.empty(len(numbers), first.net.memory.numel(), dtype=torch.uint8, device=first.net.memory.device)
+        memory = torch.empty(
+            len(numbers),
+            first.net.memory.numel(),
+            dtype=torch.uint8,
+            device=first.net.memory.device,
+        )
         for row, n in zip(memory, numbers, strict=True):
             self._parties[n].net.move(row)
         group = _Group(numbers, memory, _footprint(first))
         self.groups.update({n: (group, row) for row, n in enumerate(numbers)})
 
     def _slower(self, first: Party[object], count: int) -> str:
-        """Why so many parties like the first are better trained in turn on a CPU; "" if they are not."""
+        """Why so many parties like the first are better trained in turn on a CPU; "" if they are
+        not.
+        """
         if convolutional(first.net.module):
             return "convolutions are slower batched on a CPU"
         if count < FEW:
             return f"fewer than {FEW} are no faster batched"
         gain = self._measured(first, count) if self._measured and first.context.data else WORTH
-        return "" if gain >= WORTH else f"batched, they were {gain:.2f} times as fast on this machine"
+        return (
+            "" if gain >= WORTH else f"batched, they were {gain:.2f} times as fast on this machine"
+        )
 
     def remarks(self, parties: Collection[int]) -> tuple[str, ...]:
         """How these parties run, for an account."""
         groups = [self.groups[n][0] for n in parties if n in self.groups]
-        together = f"{len(groups)} of {len(parties)} parties together, in groups: {len({*map(id, groups)})}"
+        together = (
+            f"{len(groups)} of {len(parties)} parties together, in groups: "
+            f"{len({*map(id, groups)})}"
+        )
         return (*([together] if groups else []), *self._remarks)
 
     def call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
@@ -198,7 +225,8 @@ class Batcher:
     def _run_batch(self, batch: list[int], calls: "_Calls") -> dict[int, Tree | Failure]:
         """The replies of one batch; without those whose tasks must run in turn."""
         group = self.groups[calls.tasks[batch[0]].party][0]
-        batch = [n for n in batch if calls.finite(n)]  # in turn, the others refuse their own arguments
+        # in turn, the others refuse their own arguments
+        batch = [n for n in batch if calls.finite(n)]
         if len(batch) < (2 if self._everything or group.memory.device.type != "cpu" else FEW):
             return {}
         tasks = [calls.tasks[n] for n in batch]
@@ -225,25 +253,42 @@ class Batcher:
             uneven = isinstance(error, Uneven) and len({_rows(party) for party in parties}) > 1
             parts: dict[int, list[int]] = {}
             for n, party in zip(batch, parties, strict=True):
-                parts.setdefault(_rows(party) if uneven else calls.tasks[n].party // STRIDE, []).append(n)
+                parts.setdefault(
+                    _rows(party) if uneven else calls.tasks[n].party // STRIDE, []
+                ).append(n)
             if len(parts) == 1:
                 return self._in_turn(group, batch, calls, error)
             if uneven:
                 group.uneven.add(method)
             else:
                 group.apart.add(_kind(tasks[0]))
-            # at once as in later calls, so that a resumed run, which learns it in a later round, has the same bits
-            return {n: reply for part in parts.values() for n, reply in self._run_batch(part, calls).items()}
-        return {n: disturbed(reply, calls.tasks[n].fault) for n, reply in zip(batch, replies, strict=True)}
+            # at once as in later calls, so that a resumed run, which learns it in a later round,
+            # has the same bits
+            return {
+                n: reply
+                for part in parts.values()
+                for n, reply in self._run_batch(part, calls).items()
+            }
+        return {
+            n: disturbed(reply, calls.tasks[n].fault)
+            for n, reply in zip(batch, replies, strict=True)
+        }
 
-    def _in_turn(self, group: _Group, batch: list[int], calls: "_Calls", error: Exception) -> dict[int, Tree | Failure]:
+    def _in_turn(
+        self, group: _Group, batch: list[int], calls: "_Calls", error: Exception
+    ) -> dict[int, Tree | Failure]:
         """Run a batch that failed in turn. If that succeeds, such calls are not batched again."""
         tasks = [calls.tasks[n] for n in batch]
         replies = {
-            n: run_task(self._parties[task.party], task, calls.opened[n]) for n, task in zip(batch, tasks, strict=True)
+            n: run_task(self._parties[task.party], task, calls.opened[n])
+            for n, task in zip(batch, tasks, strict=True)
         }
         if not any(isinstance(reply, Failure) and reply.trace for reply in replies.values()):
-            why = str(error) if isinstance(error, NotBatchable) else f"{type(error).__name__}: {error}"
+            why = (
+                str(error)
+                if isinstance(error, NotBatchable)
+                else f"{type(error).__name__}: {error}"
+            )
             group.looped.add(_kind(tasks[0]))
             self._remarks[f"{tasks[0].method} in turn: {' '.join(why.split())[:200]}"] = None
         return replies
@@ -254,14 +299,18 @@ class _Calls:
 
     Attributes:
         opened: for each task all its arguments.
-        shared: by the identity of shared arguments, a key that is equal if they differ only in their tensors.
+        shared: by the identity of shared arguments, a key that is equal if they differ only in
+            their tensors.
     """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = tasks
         self.opened = [arguments(task) for task in tasks]
         every = {id(task.shared): task.shared for task in tasks}
-        self.shared = {i: _signature(dict(shared)) if len(every) > 1 else tuple(shared) for i, shared in every.items()}
+        self.shared = {
+            i: _signature(dict(shared)) if len(every) > 1 else tuple(shared)
+            for i, shared in every.items()
+        }
         self._finite = {i: _finite(shared) for i, shared in every.items()}
 
     def own(self, n: int) -> dict[str, Tree]:
@@ -282,7 +331,9 @@ def _finite(arguments: Mapping[str, Tree]) -> bool:
 
 
 def _waves(tasks: Sequence[Task]) -> list[list[int]]:
-    """Numbers of tasks in waves without a repeated party, whose second task depends on its first."""
+    """Numbers of tasks in waves without a repeated party, whose second task depends on
+    its first.
+    """
     waves: list[list[int]] = []
     seen: dict[int, int] = {}
     for n, task in enumerate(tasks):
@@ -364,12 +415,17 @@ def _rows(party: Party[object]) -> int:
 
 
 def _footprint(party: Party[object]) -> int:
-    """An estimate of the bytes that a party takes in a call: state, its copy, gradients, and outputs of layers."""
+    """An estimate of the bytes that a party takes in a call: state, its copy, gradients, and
+    outputs of layers.
+    """
     sizes: list[int] = []
     rows = party.context.data or (party.context.public and party.context.public.rows)
     if rows:
         leaves = [m for m in party.net.module.modules() if not list(m.children())]
-        hooks = [m.register_forward_hook(lambda _, __, out: sizes.append(getattr(out, "nbytes", 0))) for m in leaves]
+        hooks = [
+            m.register_forward_hook(lambda _, __, out: sizes.append(getattr(out, "nbytes", 0)))
+            for m in leaves
+        ]
         try:
             party.net.infer(rows.x(torch.zeros(1, dtype=torch.int64, device=rows.index.device)))
         finally:

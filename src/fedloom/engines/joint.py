@@ -1,4 +1,6 @@
-"""Parties of one process that answer as one party with the rows of all: for pages whose replies are sums over rows."""
+"""Parties of one process that answer as one party with the rows of all: for pages whose replies are
+sums over rows.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +16,8 @@ from fedloom.core.party import Party
 
 
 class Joint:
-    """Runs a call of several parties once, at a party that has their rows and state, if their page has `ROWS`.
+    """Runs a call of several parties once, at a party that has their rows and state, if their page
+    has `ROWS`.
 
     The parties themselves are behind until `part`.
 
@@ -25,12 +28,13 @@ class Joint:
     def __init__(self, parties: Mapping[int, Party[object]]) -> None:
         self._parties = parties
         self._ids: tuple[int, ...] = ()
-        self._context: ClientContext | None = None  # of these parties, as what is computed of its rows is kept by it
+        # of these parties, as what is computed of its rows is kept by it
+        self._context: ClientContext | None = None
         self._one: Party[object] | None = None
 
     def run(self, tasks: Sequence[Task], *, sums: bool) -> list[Tree]:
-        """The sum of the replies of a method in `MEANS`, or else the reply None, as the only entry; [] if the parties
-        do not answer as one, and have not run.
+        """The sum of the replies of a method in `MEANS`, or else the reply None, as the only entry;
+        [] if the parties do not answer as one, and have not run.
 
         Args:
             sums: whether a sum is asked for. Single replies of a method in `MEANS` cannot be had.
@@ -42,10 +46,14 @@ class Joint:
             return []
         one = self._of(tuple(task.party for task in tasks))
         reply = None if one is None else run_task(one, tasks[0], dict(tasks[0].shared))
-        if one is None or isinstance(reply, Failure):  # each party may fail or not: they run one by one
+        # each party may fail or not: they run one by one
+        if one is None or isinstance(reply, Failure):
             return []
         if not sums and reply is not None:
-            raise MethodError(f"{type(one).__name__} has ROWS: its {tasks[0].method!r}, not in MEANS, must answer None")
+            raise MethodError(
+                f"{type(one).__name__} has ROWS: its {tasks[0].method!r}, not in MEANS, must "
+                "answer None"
+            )
         return [reply]
 
     def part(self) -> None:
@@ -58,7 +66,9 @@ class Joint:
         state = one.own_state()
         split = {name: torch.split(_tensor(state[name]), sizes, dim=-1) for name in one.ROWS}
         for k, party in enumerate(parties):
-            party.load({name: split[name][k].clone() if name in split else x for name, x in state.items()})
+            party.load(
+                {name: split[name][k].clone() if name in split else x for name, x in state.items()}
+            )
 
     def _of(self, ids: tuple[int, ...]) -> Party[object] | None:
         """The party with the rows and state of these; None if they cannot answer as one."""
@@ -70,16 +80,23 @@ class Joint:
             if not _can_join(parties):
                 return None
             if self._context is None:
-                self._context = replace(parties[0].context, data=_rows([party.context.rows for party in parties]))
+                self._context = replace(
+                    parties[0].context, data=_rows([party.context.rows for party in parties])
+                )
             self._one = type(parties[0])(parties[0].cfg, self._context)
             states = [party.own_state() for party in parties]
-            joined = {name: torch.cat([_tensor(s[name]) for s in states], dim=-1) for name in parties[0].ROWS}
+            joined = {
+                name: torch.cat([_tensor(s[name]) for s in states], dim=-1)
+                for name in parties[0].ROWS
+            }
             self._one.load({**states[0], **joined})
         return self._one
 
 
 def _alike(tasks: Sequence[Task]) -> bool:
-    """Whether several parties get one call of the protocol with the same arguments, and no fault."""
+    """Whether several parties get one call of the protocol with the same arguments,
+    and no fault.
+    """
     first = tasks[0] if len(tasks) > 1 else None
     return first is not None and all(
         task.method == first.method
@@ -94,11 +111,17 @@ def _alike(tasks: Sequence[Task]) -> bool:
 def _can_join(parties: Sequence[Party[object]]) -> bool:
     """Whether these parties have one page with `ROWS`, and are equal but for their rows."""
     first, *others = parties
-    if not first.ROWS or not getattr(first.cfg, "rows_add_up", True) or any(p.cfg != first.cfg for p in others):
+    if (
+        not first.ROWS
+        or not getattr(first.cfg, "rows_add_up", True)
+        or any(p.cfg != first.cfg for p in others)
+    ):
         return False
     states = [{name: x for name, x in p.own_state().items() if name not in p.ROWS} for p in parties]
     heads = [[_tensor(getattr(p, name)).shape[:-1] for name in p.ROWS] for p in parties]
-    return all(_equal(states[0], state) for state in states[1:]) and all(head == heads[0] for head in heads)
+    return all(_equal(states[0], state) for state in states[1:]) and all(
+        head == heads[0] for head in heads
+    )
 
 
 def _tensor(x: Tree) -> torch.Tensor:

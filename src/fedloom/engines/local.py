@@ -1,4 +1,6 @@
-"""All parties in this process: one after the other, as all other engines must match, or rebuilt for every call."""
+"""All parties in this process: one after the other, as all other engines must match, or rebuilt for
+every call.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,12 +31,15 @@ from fedloom.engines.memory import Arena, swapped_in
 
 
 class LocalEngine(Engine):
-    """Parties in this process. Tensors of a message are passed without a copy; tensors of a reply are copied.
+    """Parties in this process. Tensors of a message are passed without a copy; tensors of a reply
+    are copied.
 
-    Parties whose page has `ROWS` answer as one: see `fedloom.engines.joint`. With `memory` they do not.
+    Parties whose page has `ROWS` answer as one: see `fedloom.engines.joint`. With `memory` they do
+    not.
 
     Args:
-        parties: all parties. With `memory`, pass a generator: each party is stored before the next is built.
+        parties: all parties. With `memory`, pass a generator: each party is stored before the next
+            is built.
         memory: bytes of state kept in memory, the rest on disk between calls; None for all.
 
     Raises:
@@ -60,7 +65,9 @@ class LocalEngine(Engine):
             self._held[party.context.id] = party
             if self._arena is not None:
                 self._arena.adopt(party)
-        super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
+        super().__init__(
+            names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults
+        )
 
     @property
     def _parties(self) -> dict[int, Party[object]]:
@@ -119,16 +126,19 @@ class LocalEngine(Engine):
     def account(self) -> Account:
         """One process; the number of parties on disk."""
         remarks = self._on_disk(len(self._arena.spilled) if self._arena else 0)
-        return Account(self.NAME, device=next(iter(self._parties.values())).context.device, remarks=remarks)
+        return Account(
+            self.NAME, device=next(iter(self._parties.values())).context.device, remarks=remarks
+        )
 
 
 class ObservedEngine(LocalEngine):
-    """The local engine, with a copy of what parties sent: the view of an attacker that reads all messages.
+    """The local engine, with a copy of what parties sent: the view of an attacker that reads all
+    messages.
 
     Attributes:
-        sent: the newest replies by method and party, each with its call's arguments. Of replies below `SMALL` bytes the
-            newest `KEPT` are kept, of larger ones the newest. A single reply of a secure sum is not among them, as
-            nobody sees it.
+        sent: the newest replies by method and party, each with its call's arguments. Of replies
+            below `SMALL` bytes the newest `KEPT` are kept, of larger ones the newest. A single
+            reply of a secure sum is not among them, as nobody sees it.
     """
 
     JOINS = False
@@ -142,8 +152,15 @@ class ObservedEngine(LocalEngine):
 
     def _run(self, task: Task) -> Tree | Failure:
         reply = super()._run(task)
-        if task.round >= 0 and not self._summing and reply is not None and not isinstance(reply, Failure):
-            kept = self.sent.setdefault(task.method, {}).setdefault(task.party, deque(maxlen=self.KEPT))
+        if (
+            task.round >= 0
+            and not self._summing
+            and reply is not None
+            and not isinstance(reply, Failure)
+        ):
+            kept = self.sent.setdefault(task.method, {}).setdefault(
+                task.party, deque(maxlen=self.KEPT)
+            )
             if message.size(reply).payload >= self.SMALL:
                 kept.clear()
             kept.append(({**task.shared, **task.each}, reply))
@@ -160,16 +177,20 @@ class ObservedEngine(LocalEngine):
 class IsolatedEngine(LocalEngine):
     """The strictest engine: parties in this process, rebuilt for every call by their builders.
 
-    Messages and replies are encoded and decoded, as between machines. It is slow and checks a page's contract: if a
-    method's numbers differ from the local engine's, the page hides state, shares memory, or changes a message in
-    place.
+    Messages and replies are encoded and decoded, as between machines. It is slow and checks a
+    page's contract: if a method's numbers differ from the local engine's, the page hides state,
+    shares memory, or changes a message in place.
     """
 
     NAME = "isolated"
     JOINS = False
 
     def __init__(
-        self, builders: Sequence[Callable[[], Party[object]]], *, seed: int = 0, faults: Faults | None = None
+        self,
+        builders: Sequence[Callable[[], Party[object]]],
+        *,
+        seed: int = 0,
+        faults: Faults | None = None,
     ) -> None:
         super().__init__((build() for build in builders), seed=seed, faults=faults)
         self._builders = dict(zip(self.ids, builders, strict=True))

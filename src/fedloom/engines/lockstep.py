@@ -1,8 +1,11 @@
-"""Several runs in lock-step: the calls that they make at the same point are batched over the parties of all runs.
+"""Several runs in lock-step: the calls that they make at the same point are batched over the
+parties of all runs.
 
-Runs of one method with several seeds, rates or partitions differ in numbers, not in operations. Each run is a thread,
-but only one thread works at a time: a run continues until its engine has tasks, then the next run does. When all runs
-wait, their tasks are one call of a `Batcher`. A run sees neither the others nor their random numbers.
+Runs of one method with several seeds, rates or partitions differ in numbers, not in operations.
+Each run is a thread,
+but only one thread works at a time: a run continues until its engine has tasks, then the next run
+does. When all runs wait, their tasks are one call of a `Batcher`. A run sees neither the others nor
+their random numbers.
 """
 
 import threading
@@ -47,7 +50,9 @@ class Lane(Generic[T]):
         self.ended = self._aborted = False
         self.outcome: T | BaseException = Aborted()
         self._go, self._waits = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, args=(work,), name=f"run {number}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(work,), name=f"run {number}", daemon=True
+        )
         self._thread.start()
 
     def _run(self, work: "Callable[[Lane[T]], T]") -> None:
@@ -91,10 +96,17 @@ class Lane(Generic[T]):
 
 
 class LockstepEngine(LocalEngine):
-    """The parties of one run, whose calls a lane makes together with the calls of the other runs."""
+    """The parties of one run, whose calls a lane makes together with the calls of the
+    other runs.
+    """
 
     def __init__(
-        self, parties: Iterable[Party[object]], lane: Lane[Any], *, seed: int = 0, faults: Faults | None = None
+        self,
+        parties: Iterable[Party[object]],
+        lane: Lane[Any],
+        *,
+        seed: int = 0,
+        faults: Faults | None = None,
     ) -> None:
         super().__init__(parties, seed=seed, faults=faults)
         self.enter(lane)
@@ -124,12 +136,16 @@ class LockstepEngine(LocalEngine):
 
 
 def in_lockstep(
-    works: "Sequence[Callable[[Lane[T]], T]]", *, chunk_size: int | None = None, everything: bool = True
+    works: "Sequence[Callable[[Lane[T]], T]]",
+    *,
+    chunk_size: int | None = None,
+    everything: bool = True,
 ) -> "list[T | BaseException]":
-    """Call all `works`, each of which makes a `LockstepEngine` of its lane; returns the result of each, or its error.
+    """Call all `works`, each of which makes a `LockstepEngine` of its lane; returns the result of
+    each, or its error.
 
-    A run that is behind the others, because it was resumed at an earlier round, first catches up with them. A run that
-    fails does not affect the others.
+    A run that is behind the others, because it was resumed at an earlier round, first catches up
+    with them. A run that fails does not affect the others.
 
     Args:
         works: called with their lanes, each in a thread of its own.
@@ -146,7 +162,12 @@ def in_lockstep(
             if not waiting:
                 return [lane.outcome for lane in lanes]
             if batcher is None:
-                parties = {n: party for lane in waiting if lane.engine for n, party in lane.engine.parties.items()}
+                parties = {
+                    n: party
+                    for lane in waiting
+                    if lane.engine
+                    for n, party in lane.engine.parties.items()
+                }
                 batcher = Batcher(parties, chunk_size=chunk_size, everything=everything)
                 for lane in waiting:
                     lane.batcher = batcher

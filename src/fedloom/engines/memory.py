@@ -1,8 +1,9 @@
-"""Storage of the parties' state: in memory that forked processes share, and beyond a budget on disk.
+"""Storage of the parties' state: in memory that forked processes share, and beyond a budget on
+disk.
 
-The file on disk has no name, so it disappears however a process ends. A network's block is mapped from it; its pages
-are released after each call. The rest of a party's state is stored there, encoded, between calls. Restored state is
-bit-identical.
+The file on disk has no name, so it disappears however a process ends. A network's block is mapped
+from it; its pages are released after each call. The rest of a party's state is stored there,
+encoded, between calls. Restored state is bit-identical.
 """
 
 import contextlib
@@ -39,7 +40,8 @@ class Arena:
 
     Args:
         budget: bytes of state kept in memory; None for all.
-        folder: the folder of the file; None for TMPDIR, or else the system's folder for large temporary files.
+        folder: the folder of the file; None for TMPDIR, or else the system's folder for large
+            temporary files.
 
     Attributes:
         on_disk: bytes of disk in use.
@@ -55,12 +57,14 @@ class Arena:
         self.spilled: dict[int, _SwapSlot] = {}
 
     def adopt(self, party: Party[object]) -> None:
-        """Move a party's state into memory if the budget has room for it, else onto disk. Raises ConfigError if the
-        disk has no room for it, or it is on another device than the CPU."""
+        """Move a party's state into memory if the budget has room for it, else onto disk. Raises
+        ConfigError if the disk has no room for it, or it is on another device than the CPU.
+        """
         network = party._network
         if network is not None and network.memory.device.type != "cpu":
             raise ConfigError(
-                f"engine.memory_mb applies to parties on the CPU only, not on {party.context.device!r}; remove it"
+                "engine.memory_mb applies to parties on the CPU only, not on "
+                f"{party.context.device!r}; remove it"
             )
         block = 0 if network is None else network.memory.numel()
         size = block + message.size(party.own_state()).wire
@@ -76,7 +80,8 @@ class Arena:
         self._moved += size
         if self._moved > TRIM_EVERY:
             self._moved = 0
-            if sys.platform == "linux":  # building a party leaves holes of its size, which the C library would keep
+            # building a party leaves holes of its size, which the C library would keep
+            if sys.platform == "linux":
                 getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
 
     @contextlib.contextmanager
@@ -98,7 +103,10 @@ class Arena:
         if slot is None:
             return party.state()
         stored = slot.read()
-        return {name: stored[name] if name in stored else getattr(party, name) for name in party.state_names}
+        return {
+            name: stored[name] if name in stored else getattr(party, name)
+            for name in party.state_names
+        }
 
     def _swap_out(self, party: Party[object]) -> None:
         """Store a party's state outside its network, and release all pages."""
@@ -106,13 +114,16 @@ class Arena:
         if own:
             data = message.encode(own, _LIMITS)
             if slot.own is None or len(data) > slot.own.size:
-                slot.own = self._cut(2 * len(data), spill=True)  # doubled, so that growing state seldom moves
+                # doubled, so that growing state seldom moves
+                slot.own = self._cut(2 * len(data), spill=True)
             slot.own.mapped[slot.own.start : slot.own.start + len(data)] = data
             slot.length = len(data)
         self.release(party)
 
     def release(self, party: Party[object]) -> None:
-        """Release the memory of a party on disk without storing its state. For forks, whose parent stores it."""
+        """Release the memory of a party on disk without storing its state. For forks, whose parent
+        stores it.
+        """
         slot = self.spilled.get(party.context.id)
         if slot is None:
             return
@@ -137,14 +148,17 @@ class Arena:
             if not spill:
                 raise
             raise ConfigError(
-                f"no room on disk for {size / 1e6:.1f} MB more of parties' state ({error.strerror}); raise "
-                "engine.memory_mb, or set TMPDIR to a folder on a larger disk"
+                f"no room on disk for {size / 1e6:.1f} MB more of parties' state "
+                f"({error.strerror}); raise engine.memory_mb, or set TMPDIR to a folder on a "
+                "larger disk"
             ) from None
         self.on_disk += size if spill else 0
         return block
 
 
-def swapped_in(arena: Arena | None, party: Party[object]) -> contextlib.AbstractContextManager[None]:
+def swapped_in(
+    arena: Arena | None, party: Party[object]
+) -> contextlib.AbstractContextManager[None]:
     """A context in which all of a party's state is in memory, whether or not an arena holds it."""
     return contextlib.nullcontext() if arena is None else arena.swapped_in(party)
 
@@ -180,7 +194,9 @@ class _SwapSlot:
         """The state outside the network, by name."""
         if self.own is None:
             return {}
-        return message.decode(self.own.mapped[self.own.start : self.own.start + self.length], _LIMITS)
+        return message.decode(
+            self.own.mapped[self.own.start : self.own.start + self.length], _LIMITS
+        )
 
 
 class _Slab:
@@ -201,7 +217,9 @@ class _Slab:
         return self._process == os.getpid() and self._at + size <= self._length
 
     def cut(self, size: int) -> _Block:
-        """The next block. Reserves its room on disk, so that a lack raises OSError here and not in a party's call."""
+        """The next block. Reserves its room on disk, so that a lack raises OSError here and not in
+        a party's call.
+        """
         if self._file is not None:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self._file.fileno(), self._at, size)

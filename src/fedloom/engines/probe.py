@@ -1,4 +1,6 @@
-"""Measures on this machine whether parties train faster batched than in turn, for the engine `auto`."""
+"""Measures on this machine whether parties train faster batched than in turn, for the engine
+`auto`.
+"""
 
 import copy
 import statistics
@@ -42,7 +44,8 @@ def size(count: int) -> int:
 
 
 def speedup(party: Party[Any], count: int) -> float:
-    """CPU seconds of training in turn, divided by those of training batched: the median of five alternations.
+    """CPU seconds of training in turn, divided by those of training batched: the median of five
+    alternations.
 
     Args:
         party: one of the parties, with data; it is not changed.

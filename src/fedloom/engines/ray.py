@@ -1,7 +1,7 @@
 """A Ray cluster: single-threaded workers on many machines, each with some of the parties.
 
-Parties, rows and models stay on their workers; only encoded messages are sent. Answers in an exchange go from worker to
-worker, and this process gets only their descriptions for the ledger.
+Parties, rows and models stay on their workers; only encoded messages are sent. Answers in an
+exchange go from worker to worker, and this process gets only their descriptions for the ledger.
 """
 
 import contextlib
@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedloom.core.engine import Account, Engine, Failure, Lost, ReplyRef, Task, map_references, references, refusal
+from fedloom.core.engine import (
+    Account,
+    Engine,
+    Failure,
+    Lost,
+    ReplyRef,
+    Task,
+    map_references,
+    references,
+    refusal,
+)
 from fedloom.core.errors import ConfigError, EngineError, MessageError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Template, Tree
@@ -27,29 +37,31 @@ if TYPE_CHECKING:
 _TRIES = 5
 """Attempts to rebuild parties while workers die building them."""
 _DIED = (
-    "workers died while building their parties, probably for lack of memory; set engine.memory_mb to keep part of the "
-    "parties' state on disk"
+    "workers died while building their parties, probably for lack of memory; set "
+    "engine.memory_mb to keep part of the parties' state on disk"
 )
 
 
 class RayEngine(Engine):
     """Parties on a Ray cluster. Close it, or use it in a `with`: no worker outlives it.
 
-    A call raises `Lost` when a worker or its node died, after its parties have been rebuilt on other workers.
+    A call raises `Lost` when a worker or its node died, after its parties have been rebuilt on
+    other workers.
 
     Args:
         builders: `partial(party class, config, context)` for each party, with tensors on the CPU.
         ids: the ids of the parties, in the same order.
         workers: the number of processes, at most one per party.
-        address: the address of the cluster's head, `host:port` or `auto`; None starts a cluster on this machine. A
-            cluster that this process has already joined takes precedence.
+        address: the address of the cluster's head, `host:port` or `auto`; None starts a cluster on
+            this machine. A cluster that this process has already joined takes precedence.
         cpus: CPUs of each worker.
-        gpus: GPUs of each worker, such as 0.25; its parties' tensors are on the GPU unless this is 0.
+        gpus: GPUs of each worker, such as 0.25; its parties' tensors are on the GPU unless this is
+            0.
         memory: bytes of state that each worker keeps in memory, the rest on disk; None for all.
 
     Raises:
-        EngineError: Ray is not installed; the cluster does not exist, is too small, or has other versions; or a party
-            cannot be sent.
+        EngineError: Ray is not installed; the cluster does not exist, is too small, or has other
+            versions; or a party cannot be sent.
     """
 
     durable = False
@@ -101,7 +113,9 @@ class RayEngine(Engine):
 
     def states(self) -> dict[int, dict[str, Tree]]:
         """Copies of every party's state."""
-        orders = {w: ([i for i in self.ids if self._where[i] == w],) for w in set(self._where.values())}
+        orders = {
+            w: ([i for i in self.ids if self._where[i] == w],) for w in set(self._where.values())
+        }
         encoded = ChainMap(*self._ask("states", orders).values())
         return {i: opened(encoded[i]) for i in self.ids}
 
@@ -125,7 +139,7 @@ class RayEngine(Engine):
         """End all workers, and the cluster if it was started for them."""
         self._cluster.close()
 
-    # -- tasks and replies --------------------------------------------------------------------------
+    # -- tasks and replies -------------------------------------------------------------------------
 
     def _do(self, tasks: Sequence[Task], expect: Template, *, leave: bool = False) -> list[Any]:
         """The result of each task; one order goes to each worker that has tasks."""
@@ -141,7 +155,9 @@ class RayEngine(Engine):
             }
             try:
                 if head is None:
-                    head = self._ray.ray.put(packed({"shared": dict(task.shared), "expect": spell(expect)}))
+                    head = self._ray.ray.put(
+                        packed({"shared": dict(task.shared), "expect": spell(expect)})
+                    )
                 order = _Order(n, replace(task, shared={}, each=bare), packed(plain))
             except MessageError as error:
                 results[n] = refusal(task, {**task.shared, **plain}, error)
@@ -164,17 +180,25 @@ class RayEngine(Engine):
         """For each worker, references to the answers of other workers that its tasks need."""
         wanted: dict[int, dict[int, dict[Any, None]]] = defaultdict(lambda: defaultdict(dict))
         for w, sent_orders in orders.items():
-            for ref in (p for order in sent_orders for value in order.task.each.values() for p in references(value)):
+            for ref in (
+                p
+                for order in sent_orders
+                for value in order.task.each.values()
+                for p in references(value)
+            ):
                 if ref.held[0] != w:
                     wanted[ref.held[0]][w][ref.held] = None
-        calls = {w: ({to: list(keys) for to, keys in receivers.items()},) for w, receivers in wanted.items()}
+        calls = {
+            w: ({to: list(keys) for to, keys in receivers.items()},)
+            for w, receivers in wanted.items()
+        }
         bundles: dict[int, list[Any]] = defaultdict(list)
         for sent_bundles in self._ask("hand", calls).values():
             for to, bundle in sent_bundles.items():
                 bundles[to].append(bundle)
         return bundles
 
-    # -- placement, and recovery when a worker is lost ----------------------------------------------------
+    # -- placement, and recovery when a worker is lost ---------------------------------------------
 
     def _ask(self, method: str, orders: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         try:
@@ -192,28 +216,42 @@ class RayEngine(Engine):
             if not orphans:
                 return cause
             dead = len({self._where[i] for i in orphans})
-            idle = sorted(self._cluster.workers.keys() - set(self._where.values()))  # of an attempt that failed
+            # of an attempt that failed
+            idle = sorted(self._cluster.workers.keys() - set(self._where.values()))
             patience = self._ray.PATIENCE if self._cluster.workers else self._ray.START
             added = [*idle, *self._cluster.add_workers(dead - len(idle), patience)]
             if not self._cluster.workers:
                 raise EngineError(
-                    "all workers are lost, and the cluster has no room for new ones; add nodes with "
-                    "`ray start --address=…`, then run again with --resume"
+                    "all workers are lost, and the cluster has no room for new ones; add nodes "
+                    "with `ray start --address=…`, then run again with --resume"
                 )
             others = "new workers" if added else "the remaining workers"
-            cause = f"{dead} of the cluster's workers died; {others} rebuilt their parties: {len(orphans)}"
+            cause = (
+                f"{dead} of the cluster's workers died; {others} rebuilt their parties: "
+                f"{len(orphans)}"
+            )
             with contextlib.suppress(WorkerLost):
                 self._place(orphans, added or list(self._cluster.workers))
         raise EngineError(_DIED)
 
     def _place(self, parties: Sequence[int], workers: Sequence[int]) -> dict[int, str]:
-        """Build parties on workers, in contiguous pieces of about equally many rows; the parties' names."""
+        """Build parties on workers, in contiguous pieces of about equally many rows; the parties'
+        names.
+        """
         pieces = contiguous_pieces([self._bundler.rows(i) for i in parties], len(workers))
-        assigned = {w: [parties[n] for n in piece] for w, piece in zip(workers, pieces, strict=True) if piece}
+        assigned = {
+            w: [parties[n] for n in piece]
+            for w, piece in zip(workers, pieces, strict=True)
+            if piece
+        }
         place = (self._device, self._memory)
         with self._bundler.by_value():
             answers = self._cluster.ask(
-                "build", {w: (self._common, self._bundler.bundle(piece), *place) for w, piece in assigned.items()}
+                "build",
+                {
+                    w: (self._common, self._bundler.bundle(piece), *place)
+                    for w, piece in assigned.items()
+                },
             )
         every: dict[int, str] = {}
         for w, (names, self._spilled[w]) in answers.items():
@@ -223,7 +261,9 @@ class RayEngine(Engine):
 
 
 def contiguous_pieces(weights: Sequence[int], workers: int) -> list[range]:
-    """Contiguous pieces of about equal weight; none is empty unless there are fewer parties than workers."""
+    """Contiguous pieces of about equal weight; none is empty unless there are fewer parties than
+    workers.
+    """
     pieces, end, left = [], 0, sum(weights)
     for remaining in range(workers, 0, -1):
         start, weight, fair = end, 0, left / remaining
@@ -237,7 +277,9 @@ def contiguous_pieces(weights: Sequence[int], workers: int) -> list[range]:
 
 
 class _Order(NamedTuple):
-    """One task to send: its number in the call, the task with its references only, its other arguments."""
+    """One task to send: its number in the call, the task with its references only, its other
+    arguments.
+    """
 
     number: int
     task: Task
@@ -249,7 +291,9 @@ def _ray() -> ModuleType:
     try:
         from fedloom.engines import _ray_cluster
     except ImportError as error:
-        raise EngineError(f"the ray engine needs an extra ({error}); run: pip install -e '.[ray]'") from None
+        raise EngineError(
+            f"the ray engine needs an extra ({error}); run: pip install -e '.[ray]'"
+        ) from None
     return _ray_cluster
 
 

@@ -1,7 +1,8 @@
 """Single-threaded worker processes on this machine, with the same results as the local engine.
 
-Results do not depend on the number of workers or on the worker that runs a party: random draws are seeded per call and
-party, and a party's tasks run in order. A call raises `Lost` when a worker died in it, after replacing the worker.
+Results do not depend on the number of workers or on the worker that runs a party: random draws are
+seeded per call and party, and a party's tasks run in order. A call raises `Lost` when a worker died
+in it, after replacing the worker.
 """
 
 import json
@@ -34,7 +35,8 @@ from fedloom.engines._worker_pool import WorkerPool, WorkerSlot
 from fedloom.engines.memory import Arena
 
 _Heads: TypeAlias = dict[tuple[int, str], tuple[int, int]]
-"""Positions of shared arguments in the parent's buffer, by the arguments' identity and the method."""
+"""Positions of shared arguments in the parent's buffer, by the arguments' identity and the method.
+"""
 
 
 class WorkersEngine(Engine):
@@ -43,7 +45,8 @@ class WorkersEngine(Engine):
     On a machine with a GPU, create it before this process trains anything.
 
     Args:
-        parties: all parties. With `memory`, pass a generator: each party is stored before the next is built.
+        parties: all parties. With `memory`, pass a generator: each party is stored before the next
+            is built.
         workers: the number of processes, at most one per party.
         memory: bytes of state kept in memory, the rest on disk; None for all.
 
@@ -68,7 +71,9 @@ class WorkersEngine(Engine):
         self._parties: dict[int, Party[object]] = {}
         for party in parties:
             self._place(party)
-        super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
+        super().__init__(
+            names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults
+        )
         self._own: dict[int, bytes] = {}  # state outside the networks, if it has changed
         self._era = 0
         count = max(1, min(workers, len(self._parties)))
@@ -79,8 +84,8 @@ class WorkersEngine(Engine):
         i = party.context.id
         if party.context.device != "cpu":
             raise ConfigError(
-                f"worker processes run on the CPU, but party {i} is on {party.context.device!r}; use the engine "
-                "batched with one worker, or the device cpu"
+                f"worker processes run on the CPU, but party {i} is on {party.context.device!r}; "
+                "use the engine batched with one worker, or the device cpu"
             )
         self._arena.adopt(party)
         for rows in party.context.tests.values():
@@ -98,7 +103,9 @@ class WorkersEngine(Engine):
 
     def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
         left = self._do(tasks, leave=True, expect=expect)
-        return [ReplyRef(None, failure=reply) if isinstance(reply, Failure) else reply for reply in left]
+        return [
+            ReplyRef(None, failure=reply) if isinstance(reply, Failure) else reply for reply in left
+        ]
 
     def states(self) -> dict[int, dict[str, Tree]]:
         """Every party's state: views of shared memory, not copies."""
@@ -116,7 +123,9 @@ class WorkersEngine(Engine):
 
     def account(self) -> Account:
         """The numbers of workers and of parties on disk."""
-        return Account("local", workers=len(self._pool.slots), remarks=self._on_disk(len(self._arena.spilled)))
+        return Account(
+            "local", workers=len(self._pool.slots), remarks=self._on_disk(len(self._arena.spilled))
+        )
 
     def close(self) -> None:
         """Kill all workers."""
@@ -124,7 +133,7 @@ class WorkersEngine(Engine):
         for buffer in self._buffers:
             buffer.close()
 
-    # -- tasks and replies --------------------------------------------------------------------------
+    # -- tasks and replies -------------------------------------------------------------------------
 
     def _do(self, tasks: Sequence[Task], *, leave: bool, expect: Template) -> list[Any]:
         heads: _Heads = {}
@@ -139,11 +148,23 @@ class WorkersEngine(Engine):
         return results
 
     def _order(
-        self, heads: _Heads, leave: bool, expect: Template, slot: WorkerSlot, task: Task, moved: bool
+        self,
+        heads: _Heads,
+        leave: bool,
+        expect: Template,
+        slot: WorkerSlot,
+        task: Task,
+        moved: bool,
     ) -> dict[str, Any] | Failure:
-        """The order for a worker, with large arguments in shared buffers; or a failure if it cannot be sent."""
+        """The order for a worker, with large arguments in shared buffers; or a failure if it cannot
+        be sent.
+        """
         plain = {name: value for name, value in task.each.items() if not references(value)}
-        refs = {name: map_references(attrgetter("held"), v) for name, v in task.each.items() if name not in plain}
+        refs = {
+            name: map_references(attrgetter("held"), v)
+            for name, v in task.each.items()
+            if name not in plain
+        }
         try:
             key = (id(task.shared), task.method)
             if key not in heads:
@@ -186,7 +207,7 @@ class WorkersEngine(Engine):
             return ReplyRef((slot.outbox, start, length), what, Size(payload, wire))
         return message.decode(body[:cut], LIMITS)
 
-    # -- state outside the networks ---------------------------------------------------------------------
+    # -- state outside the networks ----------------------------------------------------------------
 
     def _own_state(self, i: int) -> bytes:
         """A party's state outside its network, encoded; b"" if it has not changed."""

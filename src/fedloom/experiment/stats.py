@@ -1,4 +1,6 @@
-"""Table 1 of several owners' rows before any training, and the schema with scale and words that it agrees on."""
+"""Table 1 of several owners' rows before any training, and the schema with scale and words that it
+agrees on.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,7 +79,9 @@ class Stats:
             >>> found.to_latex().count("tabular")
             4
         """
-        return "\n\\medskip\n\n".join(latex_table(table.columns, _counted(table)) for table in self.tables)
+        return "\n\\medskip\n\n".join(
+            latex_table(table.columns, _counted(table)) for table in self.tables
+        )
 
     def plot(self) -> "Figure":
         """How much of each column's variance lies between owners (drift), as a matplotlib Figure.
@@ -113,7 +117,10 @@ def _counted(table: LearnedTable) -> list[list[Any]]:
     """The rows, in which counts are whole numbers."""
     counts = [column in ("Rows", "Missing") for column in table.columns]
     return [
-        [int(c) if count and isinstance(c, float) else c for c, count in zip(row, counts, strict=True)]
+        [
+            int(c) if count and isinstance(c, float) else c
+            for c, count in zip(row, counts, strict=True)
+        ]
         for row in table.rows
     ]
 
@@ -121,7 +128,14 @@ def _counted(table: LearnedTable) -> list[list[Any]]:
 def _cells(table: LearnedTable) -> list[list[str]]:
     """The rows as text: counts in full, other numbers with four digits."""
     return [
-        [f"{c:,}" if isinstance(c, int) else four_digits(c) if isinstance(c, float) else str(c or "") for c in row]
+        [
+            f"{c:,}"
+            if isinstance(c, int)
+            else four_digits(c)
+            if isinstance(c, float)
+            else str(c or "")
+            for c in row
+        ]
         for row in _counted(table)
     ]
 
@@ -139,13 +153,15 @@ def stats(
     decimal: Decimals = ".",
     min_cell: int = 5,
 ) -> Stats:
-    """Rows, missing values, means, s.d., quartiles, words and drift of all owners' rows, by the method `stats`.
+    """Rows, missing values, means, s.d., quartiles, words and drift of all owners' rows, by the
+    method `stats`.
 
     With three owners or more, sums are secure: only totals over owners are used.
 
     Args:
         data: a file, a folder, a frame or arrays, understood as by `fedloom data`.
-        label, group, id, drop, keep, task, missing_words, decimal: see `fedloom.data.own.read_data`.
+        label, group, id, drop, keep, task, missing_words, decimal: see
+        `fedloom.data.own.read_data`.
         min_cell: the smallest count that is shown.
 
     Example:
@@ -158,13 +174,24 @@ def stats(
 
     Raises:
         DataError: see `fedloom.data.own.interpret`, the rows have no owners, or they are pictures.
-    """
+    """  # noqa: E501
     if not (group is None or isinstance(group, str)):
-        raise DataError("Statistics need the owners in a column: give a data frame, and the column's name as group.")
+        raise DataError(
+            "Statistics need the owners in a column: give a data frame, and the column's name as "
+            "group."
+        )
     options = DataOptions(
-        label, group, id, tuple(drop), tuple(keep), "median", task=task, missing_words=tuple(missing_words),
-        decimal=decimal, missing_columns="allow",
-    )  # fmt: skip
+        label,
+        group,
+        id,
+        tuple(drop),
+        tuple(keep),
+        "median",
+        task=task,
+        missing_words=tuple(missing_words),
+        decimal=decimal,
+        missing_columns="allow",
+    )
     found, images = interpret(data, options)
     fixed = [column for column, kind in found.kinds.items() if kind in ("text", "date")]
     if fixed:
@@ -175,7 +202,9 @@ def stats(
         raise DataError("Statistics are of tables, not of pictures.")
     if found.table.groups is None:
         guess = f", perhaps {found.group_guess!r}" if found.group_guess else ""
-        raise DataError(f"Statistics over owners need the column of the owners: name it as group{guess}.")
+        raise DataError(
+            f"Statistics over owners need the column of the owners: name it as group{guess}."
+        )
     raw = dict(found.table.columns)
     found = replace(found, table=replace(found.table, columns={}))  # so that `raw` alone holds them
     dataset = plain_own(found, raw)
@@ -218,8 +247,12 @@ def of_run(run: RunConfig, backend: Callable[..., Backend]) -> Sequence[LearnedT
             for _ in plan.method.round(fed, server, engine.ids, plan.cfg, 0):
                 pass
         if not (tables := server.findings()):
-            said = [failure.trace or f"{failure.party}: {failure.reason}" for failure in fed.failures]
-            raise EngineError(f"no statistics, as sums are missing: {'; '.join(said[:3]) or 'no owner has rows'}")
+            said = [
+                failure.trace or f"{failure.party}: {failure.reason}" for failure in fed.failures
+            ]
+            raise EngineError(
+                f"no statistics, as sums are missing: {'; '.join(said[:3]) or 'no owner has rows'}"
+            )
         return tables
 
 
@@ -236,7 +269,9 @@ def parties(dataset: Any) -> list[ClientContext]:
             columns=dataset.columns,
             words=dataset.words,
             offset=() if dataset.offset is None else dataset.offset.tolist(),
-            data=Rows(pool, labels, torch.from_numpy(np.flatnonzero(dataset.groups == i)), zero, one),
+            data=Rows(
+                pool, labels, torch.from_numpy(np.flatnonzero(dataset.groups == i)), zero, one
+            ),
         )
         for i in range(count)
     ]
@@ -246,7 +281,10 @@ def named(table: LearnedTable, classes: Sequence[str]) -> LearnedTable:
     """The table with the names of classes in place of their numbers."""
     if table.columns[1] != "Word":
         return table
-    rows = tuple((row[0], classes[int(str(row[1]))], *row[2:]) if row[0] == CLASS else row for row in table.rows)
+    rows = tuple(
+        (row[0], classes[int(str(row[1]))], *row[2:]) if row[0] == CLASS else row
+        for row in table.rows
+    )
     return LearnedTable(table.title, table.columns, rows)
 
 
@@ -256,7 +294,8 @@ def row_schema(
     label: str,
     tables: Sequence[LearnedTable | Any],
 ) -> dict[str, Any]:
-    """`[data.row_schema]` with the agreed scale: mean and s.d. with six digits; s.d. 1 of a constant column.
+    """`[data.row_schema]` with the agreed scale: mean and s.d. with six digits; s.d. 1 of a
+    constant column.
 
     Raises:
         ConfigError: a column has too few rows for a scale.
@@ -268,11 +307,15 @@ def row_schema(
             continue
         for name, _, _, mean, sd, *_ in table.rows:
             if mean is None:
-                raise ConfigError(f"the column {name!r} has too few rows for a scale: leave it out with drop")
+                raise ConfigError(
+                    f"the column {name!r} has too few rows for a scale: leave it out with drop"
+                )
             agreed = [float(f"{mean:.6g}"), float(f"{sd or 1.0:.6g}")]
             if name == TARGET and not classes:
                 of_label["label_scale"] = agreed
             else:
                 scale[str(name)] = agreed
-    listed = [{"name": name, "categories": list(words)} if words else name for name, words in columns]
+    listed = [
+        {"name": name, "categories": list(words)} if words else name for name, words in columns
+    ]
     return {"columns": listed, "label": label, **of_label, **({"scale": scale} if scale else {})}

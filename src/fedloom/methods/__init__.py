@@ -1,6 +1,7 @@
 """The methods: one file (page) per paper, grouped by communication pattern.
 
-A page imports only `fedloom.core` and `fedloom.protect`, and ends with `METHODS`, the methods that it registers.
+A page imports only `fedloom.core` and `fedloom.protect`, and ends with `METHODS`, the methods that
+it registers.
 """
 
 import importlib
@@ -22,7 +23,9 @@ def pages() -> tuple[ModuleType, ...]:
     """All pages, by family and file name. Adding a file adds its methods."""
     families = [f.name for f in pkgutil.iter_modules(__path__, f"{__name__}.") if f.ispkg]
     packages = [(name, importlib.import_module(name).__path__) for name in families]
-    files = [page.name for name, path in packages for page in pkgutil.iter_modules(path, f"{name}.")]
+    files = [
+        page.name for name, path in packages for page in pkgutil.iter_modules(path, f"{name}.")
+    ]
     return tuple(map(importlib.import_module, files))
 
 
@@ -38,7 +41,8 @@ def registry() -> MappingProxyType[str, Method]:
         for method in methods_of(page):
             if method.name in by_name:
                 raise MethodError(
-                    f"{page.__file__}: another page already defines the method {method.name!r}: rename it"
+                    f"{page.__file__}: another page already defines the method {method.name!r}: "
+                    "rename it"
                 )
             by_name[method.name] = method
     return MappingProxyType(by_name)
@@ -60,7 +64,8 @@ def find(name: str) -> Method:
 
 
 def named(name: str) -> Method:
-    """The method that a user names: a registered one, or `FILE.py` or `FILE.py:NAME`, which runs the file's code.
+    """The method that a user names: a registered one, or `FILE.py` or `FILE.py:NAME`, which runs
+    the file's code.
 
     Raises:
         MethodError: see `find` and `load`.
@@ -80,7 +85,9 @@ def load(file: Path | str) -> Method:
         raise MethodError(f"{source} does not exist")
     by_name = {m.name: m for m in methods_of(_page_at(source, source.read_bytes()))}
     if not by_name:
-        raise MethodError(f"{source} defines no METHODS: end the page with METHODS = (Method(...),)")
+        raise MethodError(
+            f"{source} defines no METHODS: end the page with METHODS = (Method(...),)"
+        )
     if name and name not in by_name:
         raise MethodError(f"{source} defines no method {name!r}.{did_you_mean(name, by_name)}")
     return by_name[name] if name else next(iter(by_name.values()))
@@ -88,7 +95,9 @@ def load(file: Path | str) -> Method:
 
 @lru_cache(maxsize=32)
 def _page_at(source: Path, content: bytes) -> ModuleType:
-    """The page of a file with this content, imported once: then runs of its methods can be batched together."""
+    """The page of a file with this content, imported once: then runs of its methods can be batched
+    together.
+    """
     spec = importlib.util.spec_from_file_location(f"fedloom_page_{source.stem}", source)
     if spec is None or spec.loader is None:
         raise MethodError(f"cannot import {source} as a Python file")

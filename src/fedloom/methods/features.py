@@ -11,7 +11,8 @@ from fedloom.core.page import ModelError, Party
 
 
 class Features(nn.Module):
-    """A network that outputs its features (B, d) instead of logits; `linear` applies its last layer separately.
+    """A network that outputs its features (B, d) instead of logits; `linear` applies its last layer
+    separately.
 
     Raises:
         ModelError: the network has no `features` or no linear `head`.
@@ -43,10 +44,12 @@ def with_features_and_head(network: nn.Module) -> nn.Module:
     Raises:
         ModelError: it lacks one of them.
     """
-    if not callable(getattr(network, "features", None)) or not isinstance(getattr(network, "head", None), nn.Linear):
+    if not callable(getattr(network, "features", None)) or not isinstance(
+        getattr(network, "head", None), nn.Linear
+    ):
         raise ModelError(
-            f"this method needs a network's features, but {type(network).__name__} has no method `features` or no "
-            "linear layer `head`: choose another network, such as cnn-small"
+            f"this method needs a network's features, but {type(network).__name__} has no method "
+            "`features` or no linear layer `head`: choose another network, such as cnn-small"
         )
     return network
 
@@ -56,8 +59,11 @@ def linear(f: Tensor, weights: Mapping[str, Tensor], name: str = HEAD) -> Tensor
     return F.linear(f, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
 
 
-def class_means(f: Tensor, y: Tensor, classes: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Mean (K, d) and number (K,) int64 of the rows f (n, d) of each class y (n,); the mean of an empty class is 0.
+def class_means(
+    f: Tensor, y: Tensor, classes: int, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean (K, d) and number (K,) int64 of the rows f (n, d) of each class y (n,); the mean of an
+    empty class is 0.
 
     Rows with `weight` (n,) 0 are padding that an engine added, and are ignored.
     """
@@ -74,11 +80,12 @@ def mask_unknown(scores: Tensor, known: Tensor) -> Tensor:
 
 
 def gradient_variance(party: Party[object], loss: Callable[..., Tensor], *batch: Tensor) -> Tensor:
-    """E|g - E g|² () of the gradient g of a mean `loss(*batch)` over B rows, in all weights of the party's network.
+    """E|g - E g|² () of the gradient g of a mean `loss(*batch)` over B rows, in all weights of the
+    party's network.
 
-    Proofs of convergence assume that it is bounded. It is a quarter of the squared distance between the gradients of
-    the batch's halves, as each of these varies twice as much as g. Unbiased for rows that are drawn independently. The
-    network does not change.
+    Proofs of convergence assume that it is bounded. It is a quarter of the squared distance between
+    the gradients of the batch's halves, as each of these varies twice as much as g. Unbiased for
+    rows that are drawn independently. The network does not change.
     """
     half = len(batch[0]) // 2
     with party.scratch():

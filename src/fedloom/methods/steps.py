@@ -1,15 +1,20 @@
-"""Steps that the pages of several methods share: local SGD, adaptation, fine-tuning and averaging, as functions.
+"""Steps that the pages of several methods share: local SGD, adaptation, fine-tuning and averaging,
+as functions.
 
-A comparison is fair only where every method trains alike, so this is written once. A page's party calls these functions
-where its algorithm has the line; they take the party, and read `alpha`, `lr`, … from its config.
+A comparison is fair only where every method trains alike, so this is written once. A page's party
+calls these functions where its algorithm has the line; they take the party, and read `alpha`, `lr`,
+… from its config.
 
-A network has a body and a head (its module `head`). With `personal_head` the head never leaves its client, and local
-training alternates: epochs that update only the head, then epochs that update only the body. Otherwise all weights
-are updated together and all are shared. Local training starts with zero momentum, because momentum belongs to the
-weights before averaging. BatchNorm statistics stay at the client.
+A network has a body and a head (its module `head`). With `personal_head` the head never leaves its
+client, and local
+training alternates: epochs that update only the head, then epochs that update only the body.
+Otherwise all weights are updated together and all are shared. Local training starts with zero
+momentum, because momentum belongs to the weights before averaging. BatchNorm statistics stay at the
+client.
 
-A client's rows are in two halves. Adaptation takes full-batch steps on the support half, φ = θ - α ∇L(θ, D^s), with one
-step size α for all compared methods, at clients that took part in training and at unseen clients.
+A client's rows are in two halves. Adaptation takes full-batch steps on the support half, φ = θ - α
+∇L(θ, D^s), with one step size α for all compared methods, at clients that took part in training and
+at unseen clients.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,21 +25,36 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
-from fedloom.core.page import SGD, Federation, MethodConfig, ModelError, Party, Template, Tree, floats
+from fedloom.core.page import (
+    SGD,
+    Federation,
+    MethodConfig,
+    ModelError,
+    Party,
+    Template,
+    Tree,
+    floats,
+)
 from fedloom.methods.settings import Adaptation, LocalSGD
 
 TUNED = "tuned"
 """The evaluation mode after fine-tuning on the client's own rows."""
 TUNING = 2**32 - 1
-"""The last epoch number of fine-tuning, far from the numbers of training, so that no shuffle is shared."""
+"""The last epoch number of fine-tuning, far from the numbers of training, so that no shuffle is
+shared.
+"""
 
 Epoch: TypeAlias = tuple[int, Sequence[str] | None]
-"""The number of an epoch, which seeds its shuffle, and the names of the parameters that it updates (None: all)."""
+"""The number of an epoch, which seeds its shuffle, and the names of the parameters that it updates
+(None: all).
+"""
 
 
 def _distinct(steps: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(steps)) < len(steps) or min(steps, default=0) < 0:
-        raise ValueError(f"adapt_steps must be distinct integers >= 0, such as [1, 5, 0], not {list(steps)}")
+        raise ValueError(
+            f"adapt_steps must be distinct integers >= 0, such as [1, 5, 0], not {list(steps)}"
+        )
     return steps
 
 
@@ -42,15 +62,21 @@ AdaptSteps: TypeAlias = Annotated[tuple[int, ...], AfterValidator(_distinct)]
 
 
 class LocalSGDConfig(MethodConfig):
-    """Local training and evaluation of a client that shares weights. Defaults are those of the AFIND+ paper."""
+    """Local training and evaluation of a client that shares weights. Defaults are those of the
+    AFIND+ paper.
+    """
 
     alpha: float = Field(0.03, ge=0)
     """Step size of adaptation (α)."""
     adapt_steps: AdaptSteps = ()
-    """Numbers of adaptation steps on the support half after which clients are evaluated; the first is reported."""
+    """Numbers of adaptation steps on the support half after which clients are evaluated; the first
+    is reported.
+    """
     batchnorm: Literal["own", "batch"] = "own"
-    """BatchNorm statistics for prediction, which never leave a client: `own` takes its running statistics, as usual;
-    `batch` takes those of the rows to predict, so that a prediction depends on the other rows."""
+    """BatchNorm statistics for prediction, which never leave a client: `own` takes its running
+    statistics, as usual; `batch` takes those of the rows to predict, so that a prediction depends
+    on the other rows.
+    """
     epochs: int = Field(5, ge=1)
     """Epochs over the client's own rows in a round (K_w)."""
     head_epochs: int = Field(1, ge=0)
@@ -77,7 +103,7 @@ class LocalSGDConfig(MethodConfig):
         return eval_modes(self.adapt_steps, self.finetune_epochs)
 
 
-# -- weights -------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
 def trainable_weights(module: nn.Module, device: str = "cpu") -> dict[str, Tensor]:
@@ -97,8 +123,8 @@ def shared_names(params: Mapping[str, Tensor], personal_head: bool) -> list[str]
     if not body or len(body) == len(params):
         problem = "consists only of a head" if not body else "has no module named `head`"
         raise ModelError(
-            f"params.personal_head=true needs a network with a body and a module `head`, but this network {problem}: "
-            "choose another in models.pool, or set params.personal_head=false"
+            "params.personal_head=true needs a network with a body and a module `head`, but this "
+            f"network {problem}: choose another in models.pool, or set params.personal_head=false"
         )
     return body
 
@@ -110,7 +136,12 @@ def shared_weights(party: Party[LocalSGD]) -> dict[str, Tensor]:
 
 def weights_template(fed: Federation, personal_head: bool) -> dict[str, Template]:
     """Template of a message of the shared weights."""
-    return {"weights": {k: floats(*fed.param_shapes[k].shape) for k in shared_names(fed.param_shapes, personal_head)}}
+    return {
+        "weights": {
+            k: floats(*fed.param_shapes[k].shape)
+            for k in shared_names(fed.param_shapes, personal_head)
+        }
+    }
 
 
 def set_weights(party: Party[object], weights: Mapping[str, Any]) -> None:
@@ -129,11 +160,12 @@ def broadcast(server: GlobalWeights) -> dict[str, Tree]:
     return dict(server.weights)
 
 
-# -- local training ------------------------------------------------------------------------------------------------
+# -- local training --------------------------------------------------------------------------------
 
 
 def init_network(party: Party[LocalSGD]) -> None:
-    """Set the party's network, with the initial weights that all parties share, and SGD. For `setup`.
+    """Set the party's network, with the initial weights that all parties share, and SGD. For
+    `setup`.
 
     Raises:
         ModelError: `personal_head` needs a network with a body and a head.
@@ -148,8 +180,9 @@ def reset_optimizer(party: Party[object]) -> None:
 
 
 def label_loss(party: Party[object], x: Tensor, y: Tensor) -> Tensor:
-    """Mean loss () of the party's network on x (B, ...), y (B,), with its graph: the cross-entropy of classes, or half
-    the squared error of a number."""
+    """Mean loss () of the party's network on x (B, ...), y (B,), with its graph: the cross-entropy
+    of classes, or half the squared error of a number.
+    """
     return party.context.task.loss(party.model(x), y)
 
 
@@ -167,18 +200,25 @@ def sgd_epochs(party: Party[LocalSGD], epochs: Iterable[Epoch]) -> None:
     """SGD with zero momentum at the start, on the mean loss."""
     reset_optimizer(party)
     for n, names in epochs:
-        party.train(partial(label_loss, party), party.epochs(n, size=party.cfg.batch_size), only=names)
+        party.train(
+            partial(label_loss, party), party.epochs(n, size=party.cfg.batch_size), only=names
+        )
 
 
 def local_epochs(party: Party[LocalSGD], t: int) -> list[Epoch]:
-    """The epochs of round t: with a personal head `head_epochs` for the head, then `epochs` for the body."""
+    """The epochs of round t: with a personal head `head_epochs` for the head, then `epochs` for the
+    body.
+    """
     cfg = party.cfg
     if not cfg.personal_head:
         return [(n, None) for n in range(t * cfg.epochs, (t + 1) * cfg.epochs)]
     body = shared_names(party.params, personal_head=True)
     head = [k for k in party.params if k not in body]
     first = t * (cfg.head_epochs + cfg.epochs)
-    return [(first + n, head if n < cfg.head_epochs else body) for n in range(cfg.head_epochs + cfg.epochs)]
+    return [
+        (first + n, head if n < cfg.head_epochs else body)
+        for n in range(cfg.head_epochs + cfg.epochs)
+    ]
 
 
 def tuning_epochs(party: Party[LocalSGD]) -> list[Epoch]:
@@ -186,7 +226,7 @@ def tuning_epochs(party: Party[LocalSGD]) -> list[Epoch]:
     return [(n, None) for n in range(TUNING - party.cfg.finetune_epochs, TUNING)]
 
 
-# -- adaptation ----------------------------------------------------------------------------------------------------
+# -- adaptation ------------------------------------------------------------------------------------
 
 
 def weighted_loss(party: Party[object], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -200,18 +240,24 @@ def adapt(party: Party[Adaptation], steps: int) -> None:
         gradient_descent(party, steps, partial(weighted_loss, party), *party.context.support)
 
 
-def gradient_descent(party: Party[Adaptation], steps: int, loss: Callable[..., Tensor], *batch: object) -> None:
+def gradient_descent(
+    party: Party[Adaptation], steps: int, loss: Callable[..., Tensor], *batch: object
+) -> None:
     """Steps of plain gradient descent at rate α on `loss(*batch)`."""
     for _ in range(steps):
         _, gradient = party.gradient(loss, *batch)
-        party.params = {k: w.sub(gradient[k], alpha=party.cfg.alpha) for k, w in party.params.items()}
+        party.params = {
+            k: w.sub(gradient[k], alpha=party.cfg.alpha) for k, w in party.params.items()
+        }
 
 
-# -- evaluation ----------------------------------------------------------------------------------------------------
+# -- evaluation ------------------------------------------------------------------------------------
 
 
 def eval_modes(adapt_steps: Sequence[int], finetune_epochs: int = 0) -> tuple[str, ...]:
-    """A config's evaluation modes: after each number of adaptation steps, and after fine-tuning if it has epochs."""
+    """A config's evaluation modes: after each number of adaptation steps, and after fine-tuning if
+    it has epochs.
+    """
     return (*map(after, adapt_steps), *((TUNED,) if finetune_epochs else ()))
 
 
@@ -225,7 +271,9 @@ def steps_of(cfg: Adaptation, eval_mode: str) -> int:
     return next((n for n in cfg.adapt_steps if after(n) == eval_mode), 0)
 
 
-def load_and_adapt(party: Party[Adaptation], *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+def load_and_adapt(
+    party: Party[Adaptation], *, eval_mode: str, broadcast: Mapping[str, Tree]
+) -> None:
     """Before an evaluation: load the broadcast weights, if any, and adapt as the mode says."""
     if broadcast:
         set_weights(party, broadcast)
@@ -233,7 +281,9 @@ def load_and_adapt(party: Party[Adaptation], *, eval_mode: str, broadcast: Mappi
 
 
 def prepare(party: Party[LocalSGD], *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-    """Before an evaluation: load the broadcast weights, if any; adapt or fine-tune, depending on the mode."""
+    """Before an evaluation: load the broadcast weights, if any; adapt or fine-tune, depending on
+    the mode.
+    """
     load_and_adapt(party, eval_mode=eval_mode, broadcast=broadcast)
     if eval_mode == TUNED:
         fine_tune(party)

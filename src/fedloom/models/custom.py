@@ -28,18 +28,20 @@ def make(path: str, input_shape: tuple[int, ...], classes: int) -> object:
         return factory(input_shape, classes)
     except Exception as error:
         raise ModelError(
-            f"{path!r} failed when called with ({input_shape}, {classes}) ({type(error).__name__}: {error}); it must "
-            "accept the input shape and the number of classes."
+            f"{path!r} failed when called with ({input_shape}, {classes}) "
+            f"({type(error).__name__}: {error}); it must accept the input shape and the number "
+            "of classes."
         ) from error
 
 
 class Logits(nn.Module):
-    """A model of another library, such as transformers, whose output has `logits`, as a network of logits (B, K).
+    """A model of another library, such as transformers, whose output has `logits`, as a network of
+    logits (B, K).
 
     Attributes:
         model: the model as it was given.
-        tokens: whether it takes token ids: the rows are then ids, stored as float32, and the model's padding id is
-            masked.
+        tokens: whether it takes token ids: the rows are then ids, stored as float32, and the
+            model's padding id is masked.
     """
 
     def __init__(self, model: nn.Module, tokens: bool = False) -> None:
@@ -63,7 +65,9 @@ def takes_tokens(model: nn.Module) -> bool:
 
 
 def build(path: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The user's network, tested on a batch of zeros. Raises ModelError unless it outputs logits."""
+    """The user's network, tested on a batch of zeros. Raises ModelError unless it
+    outputs logits.
+    """
     model = make(path, input_shape, classes)
     if not isinstance(model, nn.Module):
         raise ModelError(f"{path!r} must return a torch.nn.Module, not a {type(model).__name__}.")
@@ -85,7 +89,7 @@ def build(path: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     if not isinstance(out, Tensor) or out.shape != (PROBE_ROWS, classes):
         actual = tuple(out.shape) if isinstance(out, Tensor) else f"a {type(out).__name__}"
         raise ModelError(
-            f"{path!r}: the network must return logits of shape {(PROBE_ROWS, classes)} for {PROBE_ROWS} rows, not "
-            f"{actual}."
+            f"{path!r}: the network must return logits of shape {(PROBE_ROWS, classes)} for "
+            f"{PROBE_ROWS} rows, not {actual}."
         )
     return model

@@ -1,8 +1,11 @@
-"""Pretrained networks of other libraries, with the interface of `fedloom.models.parts`: features and head.
+"""Pretrained networks of other libraries, with the interface of `fedloom.models.parts`: features
+and head.
 
-`torchvision:resnet50` is a network of torchvision with its best published weights. `hf:NAME` is one of the Hugging Face
-hub, or of a local folder; only safetensors files are read, and no code runs. Both need the extra `vision` and take
-images: a run's images are converted to color, resized and standardized as in the network's training.
+`torchvision:resnet50` is a network of torchvision with its best published weights. `hf:NAME` is one
+of the Hugging Face hub, or of a local folder; only safetensors files are read, and no code runs.
+Both need the extra `vision` and take
+images: a run's images are converted to color, resized and standardized as in the network's
+    training.
 """
 
 import contextlib
@@ -30,7 +33,9 @@ _NO_CODE = {"trust_remote_code": False}
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A network without its head (B, 3, *size) → (B, d), its head if there is one, and the format of its inputs."""
+    """A network without its head (B, 3, *size) → (B, d), its head if there is one, and the format
+    of its inputs.
+    """
 
     body: nn.Module
     head: nn.Linear | None
@@ -47,11 +52,20 @@ class External(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, name: str, loaded: _Loaded, classes: int, shift: tuple[float, ...], scale: tuple[float, ...]):
+    def __init__(
+        self,
+        name: str,
+        loaded: _Loaded,
+        classes: int,
+        shift: tuple[float, ...],
+        scale: tuple[float, ...],
+    ):
         super().__init__()
         self.name, self.size = name, loaded.size
         self.body = loaded.body
-        self.head = loaded.head if loaded.head is not None and loaded.head.out_features == classes else None
+        self.head = (
+            loaded.head if loaded.head is not None and loaded.head.out_features == classes else None
+        )
         levels = {"shift": shift, "scale": scale, "mean": loaded.mean, "std": loaded.std}
         for key, values in levels.items():
             self.register_buffer(key, torch.tensor(values).view(-1, 1, 1), persistent=False)
@@ -60,7 +74,9 @@ class External(nn.Module):
         """Images (B, C, H, W) in the format of the network's training: (B, 3, *size)."""
         pixels = (x * self.scale + self.shift) / (self.scale + self.shift)  # 0 to 1
         color = pixels.expand(-1, 3, -1, -1)
-        sized = F.interpolate(color, self.size, mode="bilinear", align_corners=False, antialias=True)
+        sized = F.interpolate(
+            color, self.size, mode="bilinear", align_corners=False, antialias=True
+        )
         return (sized - self.mean) / self.std
 
     def features(self, x: Tensor) -> Tensor:
@@ -76,8 +92,9 @@ class External(nn.Module):
         """
         if self.head is None:
             raise ModelError(
-                f"{self.name} was not trained on this run's classes, so it gives features but no logits; use a method "
-                "that learns from features alone, or a model trained on the server's rows."
+                f"{self.name} was not trained on this run's classes, so it gives features but no "
+                "logits; use a method that learns from features alone, or a model trained on the "
+                "server's rows."
             )
         out: Tensor = self.head(self.features(x))
         return out
@@ -94,7 +111,9 @@ def check_name(name: str) -> None:
     needed = LIBRARIES[name.partition(":")[0]]
     with contextlib.suppress(ValueError):  # a loaded module without a spec
         if find_spec(needed) is None:
-            raise ModelError(f"{name} needs {needed}, which is not installed; run: pip install -e '.[vision]'")
+            raise ModelError(
+                f"{name} needs {needed}, which is not installed; run: pip install -e '.[vision]'"
+            )
 
 
 def build(
@@ -119,24 +138,35 @@ def build(
     """
     check_name(name)
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
-        raise ModelError(f"{name} takes gray or color images, not rows of shape {input_shape}; choose another model.")
+        raise ModelError(
+            f"{name} takes gray or color images, not rows of shape {input_shape}; choose another "
+            "model."
+        )
     library, _, what = name.partition(":")
     with torch.random.fork_rng(devices=[]), seeded(seed):
         try:
-            loaded = _torchvision(what, seed is None) if library == "torchvision" else _hub(what, seed is None)
+            loaded = (
+                _torchvision(what, seed is None)
+                if library == "torchvision"
+                else _hub(what, seed is None)
+            )
         except ModelError as error:
             raise ModelError(f"{name}: {error}") from None
-        except Exception as error:  # libraries raise many types for a wrong name, a missing file, a lost connection
+        # libraries raise many types for a wrong name, a missing file, a lost connection
+        except Exception as error:
             text = next(iter(str(error).splitlines()), "")[:300]
             raise ModelError(
-                f"{name} cannot be loaded ({type(error).__name__}: {text}); check its name, and for the hub "
-                "that it has a safetensors file."
+                f"{name} cannot be loaded ({type(error).__name__}: {text}); check its name, and "
+                "for the hub that it has a safetensors file."
             ) from error
     model = External(name, loaded, classes, shift, scale).eval()
     with torch.no_grad():
         width = tuple(model.features(torch.zeros(2, *input_shape)).shape)
     if len(width) != 2 or (loaded.head is not None and width[1] != loaded.head.in_features):
-        raise ModelError(f"{name} gives features of shape {width[1:]} for an image, but they must be (d,); {_OTHER}.")
+        raise ModelError(
+            f"{name} gives features of shape {width[1:]} for an image, but they must be (d,); "
+            f"{_OTHER}."
+        )
     return model
 
 
@@ -170,7 +200,9 @@ class _Hub(nn.Module):
         self.net, self.classifies = net, classifies
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input of the head that was cut off; without a head, the pooled state or that of the first token."""
+        """The input of the head that was cut off; without a head, the pooled state or that of the
+        first token.
+        """
         out: Any = self.net(pixel_values=x)
         pooled = out.logits if self.classifies else getattr(out, "pooler_output", None)
         features: Tensor = out.last_hidden_state[:, 0] if pooled is None else pooled
@@ -186,28 +218,43 @@ def _hub(name: str, trained: bool) -> _Loaded:
     classifies = any(kind.endswith("ForImageClassification") for kind in config.architectures or ())
     kind = AutoModelForImageClassification if classifies else AutoModel
     if trained:
-        net, info = kind.from_pretrained(where, use_safetensors=True, output_loading_info=True, **_NO_CODE)
+        net, info = kind.from_pretrained(
+            where, use_safetensors=True, output_loading_info=True, **_NO_CODE
+        )
         if missing := sorted(info["missing_keys"]):
             raise ModelError(
-                f"the file lacks {len(missing)} weights of the network, such as {missing[0]}, which would be random; "
-                "use a checkpoint that has all weights."
+                f"the file lacks {len(missing)} weights of the network, such as {missing[0]}, "
+                "which would be random; use a checkpoint that has all weights."
             )
     else:
         net = kind.from_config(config, **_NO_CODE)
     size, mean, std = _input_format(where, config)
-    return _Loaded(_Hub(net.float(), classifies), _cut_head(net) if classifies else None, size, mean, std)
+    return _Loaded(
+        _Hub(net.float(), classifies), _cut_head(net) if classifies else None, size, mean, std
+    )
 
 
 def _input_format(where: str, config: Any) -> tuple[tuple[int, int], list[float], list[float]]:
-    """Size, mean and standard deviation of the images that a network of the hub expects, by its preprocessor file."""
+    """Size, mean and standard deviation of the images that a network of the hub expects, by its
+    preprocessor file.
+    """
     from transformers.image_processing_base import ImageProcessingMixin
 
     try:
         settings, _ = ImageProcessingMixin.get_image_processor_dict(where)
     except OSError:  # there is no such file
         settings = {}
-    side = settings.get("crop_size") or settings.get("size") or getattr(config, "image_size", None) or SIDE
+    side = (
+        settings.get("crop_size")
+        or settings.get("size")
+        or getattr(config, "image_size", None)
+        or SIDE
+    )
     if isinstance(side, dict):
         side = side.get("shortest_edge") or (side["height"], side["width"])
     height, width = (side, side) if isinstance(side, int) else side
-    return (height, width), settings.get("image_mean") or HALF[0], settings.get("image_std") or HALF[1]
+    return (
+        (height, width),
+        settings.get("image_mean") or HALF[0],
+        settings.get("image_std") or HALF[1],
+    )

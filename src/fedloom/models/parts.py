@@ -1,8 +1,8 @@
 """The parts that the networks of this package share: body, head, and normalization.
 
-By convention a network has a method `features(x)`, the input `(B, d)` of its last layer, and has that
-layer as `head`, an `nn.Linear`; its output is `head(features(x))`. Methods that share a body, fit a
-head or compare prototypes accept any module with these two names.
+By convention a network has a method `features(x)`, the input `(B, d)` of its last layer, and has
+that layer as `head`, an `nn.Linear`; its output is `head(features(x))`. Methods that share a body,
+fit a head or compare prototypes accept any module with these two names.
 """
 
 import contextlib
@@ -59,7 +59,8 @@ def normalize(norm: Norm, channels: int, dims: Literal[1, 2] = 2) -> nn.Module:
 def norm_groups(channels: int) -> int:
     """The number of GroupNorm's groups: the largest divisor of `channels` that is at most 8.
 
-    Each group has at least two channels: one channel of a 1x1 image would always be normalized to 0.
+    Each group has at least two channels: one channel of a 1x1 image would always be normalized to
+    0.
     """
     most = max(1, min(MAX_GROUPS, channels // 2))
     return next(g for g in range(most, 0, -1) if channels % g == 0)
@@ -67,7 +68,9 @@ def norm_groups(channels: int) -> int:
 
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Within it torch's CPU generator is seeded, unless the seed is None. Generators of other devices do not change."""
+    """Within it torch's CPU generator is seeded, unless the seed is None. Generators of other
+    devices do not change.
+    """
     if seed is None:
         yield
         return

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 Level = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and standard deviation of each channel or column: a network receives (value - mean) / std."""
+"""Mean and standard deviation of each channel or column: a network receives (value - mean) / std.
+"""
 
 
 class Rescaled(nn.Module):
@@ -16,10 +17,14 @@ class Rescaled(nn.Module):
     offset: Tensor
 
     def __init__(self, net: nn.Module, given: Level, wanted: Level, dims: int) -> None:
-        """`given` is the standardization of the inputs, `wanted` that of training; an input has `dims` dimensions."""
+        """`given` is the standardization of the inputs, `wanted` that of training; an input has
+        `dims` dimensions.
+        """
         super().__init__()
         self.net: Any = net
-        (shift, scale), (own_shift, own_scale) = (torch.tensor(level, dtype=torch.float64) for level in (given, wanted))
+        (shift, scale), (own_shift, own_scale) = (
+            torch.tensor(level, dtype=torch.float64) for level in (given, wanted)
+        )
         form = (-1, *[1] * (dims - 1))
         factor, offset = scale / own_scale, (shift - own_shift) / own_scale
         self.register_buffer("factor", factor.float().view(form), persistent=False)

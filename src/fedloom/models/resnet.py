@@ -3,11 +3,12 @@
 Zagoruyko, Komodakis (2016), "Wide Residual Networks", BMVC: WRN-d-k has three stages of (d - 4) / 6
 blocks and 16k, 32k, 64k channels, with normalization before each convolution.
 
-He et al. (2016), "Deep Residual Learning for Image Recognition", CVPR: ResNet-18 and -34, here with the
-usual stem for 32x32 images: one 3x3 convolution with stride 1 and no pooling. Their networks for CIFAR-10 have
-6n + 2 layers: three stages of n blocks. Tian, Krishnan, Isola (2020), "Contrastive Representation Distillation", ICLR,
-use 1x1 convolutions as shortcuts, and "8x4" networks of 32, 64, 128, 256 channels, the teachers and students of many
-papers on distillation.
+He et al. (2016), "Deep Residual Learning for Image Recognition", CVPR: ResNet-18 and -34, here with
+the
+usual stem for 32x32 images: one 3x3 convolution with stride 1 and no pooling. Their networks for
+CIFAR-10 have 6n + 2 layers: three stages of n blocks. Tian, Krishnan, Isola (2020), "Contrastive
+Representation Distillation", ICLR, use 1x1 convolutions as shortcuts, and "8x4" networks of 32, 64,
+128, 256 channels, the teachers and students of many papers on distillation.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,9 @@ class PreActivationBlock(nn.Module):
         self.shortcut = None if same else conv(inputs, outputs, 1, norm, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """A shortcut that changes the shape starts after the first activation, as the authors' does."""
+        """A shortcut that changes the shape starts after the first activation, as the authors'
+        does.
+        """
         active = torch.relu(self.norm1(x))
         kept = x if self.shortcut is None else self.shortcut(active)
         out: Tensor = kept + self.conv2(torch.relu(self.norm2(self.conv1(active))))
@@ -45,7 +48,9 @@ class BasicBlock(nn.Module):
         self.conv2, self.norm2 = conv(outputs, outputs, 3, norm), normalize(norm, outputs)
         same = inputs == outputs and stride == 1
         reshape = (
-            nn.Identity() if same else nn.Sequential(conv(inputs, outputs, 1, norm, stride), normalize(norm, outputs))
+            nn.Identity()
+            if same
+            else nn.Sequential(conv(inputs, outputs, 1, norm, stride), normalize(norm, outputs))
         )
         self.shortcut = reshape
 
@@ -55,7 +60,9 @@ class BasicBlock(nn.Module):
         return torch.relu(self.shortcut(x) + self.norm2(self.conv2(out)))
 
 
-def wide_resnet(shape: tuple[int, ...], classes: int, norm: Norm, depth: int, widen: int) -> Classifier:
+def wide_resnet(
+    shape: tuple[int, ...], classes: int, norm: Norm, depth: int, widen: int
+) -> Classifier:
     """WRN-`depth`-`widen`, without dropout."""
     widths = [16 * widen, 32 * widen, 64 * widen]
     blocks = _blocks(PreActivationBlock, 16, widths, [(depth - 4) // 6] * 3, norm)
@@ -71,16 +78,23 @@ def resnet(shape: tuple[int, ...], classes: int, norm: Norm, depths: tuple[int, 
     return _classifier([*stem, *blocks], widths[-1], classes)
 
 
-def cifar_resnet(shape: tuple[int, ...], classes: int, norm: Norm, depth: int, widths: tuple[int, ...]) -> Classifier:
-    """Three stages of n = (depth - 2) / 6 basic blocks; `widths` are the channels of the stem and of each stage.
+def cifar_resnet(
+    shape: tuple[int, ...], classes: int, norm: Norm, depth: int, widths: tuple[int, ...]
+) -> Classifier:
+    """Three stages of n = (depth - 2) / 6 basic blocks; `widths` are the channels of the stem and
+    of each stage.
 
-    Without a norm the second convolution of each block starts at 1 / n of its usual weights, so that the sum over a
-    stage does not grow with n: otherwise 32 layers would stay at chance accuracy. With n = 1 nothing changes.
+    Without a norm the second convolution of each block starts at 1 / n of its usual weights, so
+    that the sum over a
+    stage does not grow with n: otherwise 32 layers would stay at chance accuracy. With n = 1
+        nothing changes.
     """
     first, *stages = widths
     each = (depth - 2) // 6
     stem = [conv(shape[0], first, 3, norm), normalize(norm, first), nn.ReLU()]
-    model = _classifier([*stem, *_blocks(BasicBlock, first, stages, [each] * 3, norm)], stages[-1], classes)
+    model = _classifier(
+        [*stem, *_blocks(BasicBlock, first, stages, [each] * 3, norm)], stages[-1], classes
+    )
     if norm == "none":
         for module in model.modules():
             if isinstance(module, BasicBlock):
@@ -89,7 +103,11 @@ def cifar_resnet(shape: tuple[int, ...], classes: int, norm: Norm, depth: int, w
 
 
 def _blocks(
-    block: type[PreActivationBlock | BasicBlock], inputs: int, widths: list[int], depths: Sequence[int], norm: Norm
+    block: type[PreActivationBlock | BasicBlock],
+    inputs: int,
+    widths: list[int],
+    depths: Sequence[int],
+    norm: Norm,
 ) -> list[nn.Module]:
     """The blocks of all stages; each stage but the first starts by halving the image."""
     blocks: list[nn.Module] = []

@@ -1,1 +1,3 @@
-"""Privacy and compression of messages: clipping, noise, differential privacy, codings, and label-inference attacks."""
+"""Privacy and compression of messages: clipping, noise, differential privacy, codings, and
+label-inference attacks.
+"""

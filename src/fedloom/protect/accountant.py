@@ -1,17 +1,20 @@
-"""The differential privacy of Gaussian noise: (ε, δ) of releases, alone, repeated, on random subsets, and mixed.
+"""The differential privacy of Gaussian noise: (ε, δ) of releases, alone, repeated, on random
+subsets, and mixed.
 
-A release adds noise of standard deviation σ Δ to a vector of sensitivity Δ: adjacent data sets move it by at most Δ in
-L2 norm. The caller defines adjacency, and with it Δ. A release on a random subset is that of a sum over rows,
-of which each is included independently with the same probability, the rate; adjacent data sets then differ in one row
-that one of them lacks or counts as nothing, and the draw of the subset must be secret.
+A release adds noise of standard deviation σ Δ to a vector of sensitivity Δ: adjacent data sets move
+it by at most Δ in L2 norm. The caller defines adjacency, and with it Δ. A release on a random
+subset is that of a sum over rows, of which each is included independently with the same
+probability, the rate; adjacent data sets then differ in one row that one of them lacks or counts as
+nothing, and the draw of the subset must be secret.
 
-Releases of all rows compose exactly, to one with 1 / σ² = Σ 1 / σ_i²: B. Balle, Y.-X. Wang, "Improving the Gaussian
-Mechanism for Differential Privacy", ICML 2018, Theorem 8. Those on subsets are composed numerically, by the Fourier
-transform of their privacy loss distributions: A. Koskela, J. Jälkö, A. Honkela, "Computing Tight Differential Privacy
-Guarantees Using FFT", AISTATS 2020. Their discretization never understates δ: V. Doroshenko, B. Ghazi, P. Kamath, R.
-Kumar, P. Manurangsi, "Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions", PETS 2022. The
-pair of distributions that dominates both directions is that of Y. Zhu, J. Dong, Y.-X. Wang, "Optimal Accounting of
-Differential Privacy via Characteristic Function", AISTATS 2022.
+Releases of all rows compose exactly, to one with 1 / σ² = Σ 1 / σ_i²: B. Balle, Y.-X. Wang,
+"Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, Theorem 8. Those on subsets
+are composed numerically, by the Fourier transform of their privacy loss distributions: A. Koskela,
+J. Jälkö, A. Honkela, "Computing Tight Differential Privacy Guarantees Using FFT", AISTATS 2020.
+Their discretization never understates δ: V. Doroshenko, B. Ghazi, P. Kamath, R. Kumar, P.
+Manurangsi, "Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions", PETS
+2022. The pair of distributions that dominates both directions is that of Y. Zhu, J. Dong, Y.-X.
+Wang, "Optimal Accounting of Differential Privacy via Characteristic Function", AISTATS 2022.
 """
 
 import math
@@ -46,7 +49,8 @@ class Releases:
         sigma: the noise multiplier σ.
         count: their number.
         rate: at which each row is included.
-        excess: by how much the Rényi divergence of each exceeds that of Gaussian noise, at most, at any order.
+        excess: by how much the Rényi divergence of each exceeds that of Gaussian noise, at most, at
+            any order.
     """
 
     sigma: float
@@ -56,25 +60,35 @@ class Releases:
 
 
 def epsilon(releases: Sequence[Releases], delta: float) -> float:
-    """The smallest ε for which all these releases together are (ε, δ)-differentially private; 0 for none.
+    """The smallest ε for which all these releases together are (ε, δ)-differentially private; 0 for
+    none.
 
-    Exact without sampling. With it, an upper bound that is tight to about 1 %. With an `excess`, an upper bound by
-    Rényi divergences, without amplification by sampling.
+    Exact without sampling. With it, an upper bound that is tight to about 1 %. With an `excess`, an
+    upper bound by Rényi divergences, without amplification by sampling.
     """
     if any(r.excess for r in releases):
         return renyi_epsilon(releases, delta)
     curve = _Curve(releases)
-    return 0.0 if curve(0.0) <= delta else _smallest(lambda found: curve(found) <= delta, BISECTIONS)
+    return (
+        0.0 if curve(0.0) <= delta else _smallest(lambda found: curve(found) <= delta, BISECTIONS)
+    )
 
 
 def renyi_epsilon(releases: Sequence[Releases], delta: float) -> float:
-    """An ε of all these releases together, by their Rényi divergences α / 2σ² + excess at whole orders α, as if each
-    had all rows: C. Canonne, G. Kamath, T. Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020,
-    Proposition 12."""
+    """An ε of all these releases together, by their Rényi divergences α / 2σ² + excess at whole
+    orders α, as if each
+    had all rows: C. Canonne, G. Kamath, T. Steinke, "The Discrete Gaussian for Differential
+    Privacy", NeurIPS 2020, Proposition 12.
+    """
     slope = math.fsum(r.count / (2 * r.sigma**2) for r in releases)
     excess = math.fsum(r.count * r.excess for r in releases)
     orders = np.unique(np.geomspace(2, 1e5, 400).round())
-    found = orders * slope + excess + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+    found = (
+        orders * slope
+        + excess
+        + np.log1p(-1 / orders)
+        - (math.log(delta) + np.log(orders)) / (orders - 1)
+    )
     return max(0.0, float(found.min()))
 
 
@@ -84,12 +98,18 @@ def delta_of(releases: Sequence[Releases], epsilon: float) -> float:
 
 
 def noise_for(epsilon: float, delta: float, count: int = 1, rate: float = 1.0) -> float:
-    """The smallest noise multiplier of this many releases that are (ε, δ)-differentially private; 0 if ε is inf."""
+    """The smallest noise multiplier of this many releases that are (ε, δ)-differentially private; 0
+    if ε is inf.
+    """
     if math.isinf(epsilon) or not count:
         return 0.0
     if rate >= 1:
-        return math.sqrt(count) * _smallest(lambda sigma: gaussian_delta(sigma, epsilon) <= delta, BISECTIONS)
-    return _smallest(lambda sigma: delta_of([Releases(sigma, count, rate)], epsilon) <= delta, ROUGHLY)
+        return math.sqrt(count) * _smallest(
+            lambda sigma: gaussian_delta(sigma, epsilon) <= delta, BISECTIONS
+        )
+    return _smallest(
+        lambda sigma: delta_of([Releases(sigma, count, rate)], epsilon) <= delta, ROUGHLY
+    )
 
 
 def gaussian_delta(sigma: float, epsilon: float) -> float:
@@ -120,7 +140,9 @@ class _Curve:
             self._composed = [_composed(every, direction) for direction in ("removed", "added")]
 
     def __call__(self, epsilon: float) -> float:
-        unsampled = gaussian_delta(self._unsampled, epsilon) if math.isfinite(self._unsampled) else 0.0
+        unsampled = (
+            gaussian_delta(self._unsampled, epsilon) if math.isfinite(self._unsampled) else 0.0
+        )
         exact = [_exceeding(losses, p, infinite, epsilon) for losses, p, infinite in self._composed]
         return min(unsampled, max(exact, default=unsampled))
 
@@ -136,11 +158,15 @@ def _smallest(enough: Callable[[float], bool], bisections: int) -> float:
     return high
 
 
-# -- privacy loss distributions -----------------------------------------------------------------------------------
+# -- privacy loss distributions --------------------------------------------------------------------
 
 
-def _composed(releases: Sequence[Releases], direction: Direction) -> tuple[np.ndarray, np.ndarray, float]:
-    """The losses (n,), their probabilities (n,), and the probability of an infinite loss, of all releases."""
+def _composed(
+    releases: Sequence[Releases], direction: Direction
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """The losses (n,), their probabilities (n,), and the probability of an infinite loss, of all
+    releases.
+    """
     low, high = _window(releases, direction)
     step = (high - low) / POINTS
     spectrum, finite, offset = np.ones(POINTS // 2 + 1, dtype=complex), 0.0, 0
@@ -151,14 +177,17 @@ def _composed(releases: Sequence[Releases], direction: Direction) -> tuple[np.nd
         finite += r.count * math.log1p(-infinite)
         offset += r.count * start
     p = np.fft.irfft(spectrum, POINTS)
-    first = math.ceil(low / step)  # p[k] is the probability of the losses offset + k, modulo POINTS, in steps
+    # p[k] is the probability of the losses offset + k, modulo POINTS, in steps
+    first = math.ceil(low / step)
     p = np.roll(p, (offset - first) % POINTS)
     return (first + np.arange(POINTS)) * step, p, -math.expm1(finite) + TAIL
 
 
 def _discrete(r: Releases, direction: Direction, step: float) -> tuple[int, np.ndarray, float]:
-    """A distribution of losses on multiples of `step` whose δ is nowhere below that of one release: the number of the
-    first, probabilities (n,), and the probability of an infinite loss. Between grid points its δ is linear in e^ε."""
+    """A distribution of losses on multiples of `step` whose δ is nowhere below that of one release:
+    the number of the first, probabilities (n,), and the probability of an infinite loss. Between
+    grid points its δ is linear in e^ε.
+    """
     ends = _loss(np.array([-REACH * r.sigma, 1 + REACH * r.sigma]), r)
     low, high = ends if direction == "removed" else -ends[::-1]
     start, end = math.floor(low / step), math.ceil(high / step)
@@ -192,12 +221,15 @@ def _one_release(epsilon: np.ndarray, r: Releases, direction: Direction) -> np.n
 def _loss(x: np.ndarray, r: Releases) -> np.ndarray:
     """The privacy loss of the output x (n,), where the row is removed."""
     return np.logaddexp(
-        math.log1p(-r.rate) if r.rate < 1 else -np.inf, math.log(r.rate) + (2 * x - 1) / (2 * r.sigma**2)
+        math.log1p(-r.rate) if r.rate < 1 else -np.inf,
+        math.log(r.rate) + (2 * x - 1) / (2 * r.sigma**2),
     )
 
 
 def _window(releases: Sequence[Releases], direction: Direction) -> tuple[float, float]:
-    """Bounds of the sum of all losses, each missed with probability `TAIL` / 2 at most: Chernoff's, on quadrature."""
+    """Bounds of the sum of all losses, each missed with probability `TAIL` / 2 at most: Chernoff's,
+    on quadrature.
+    """
     pairs = []
     for r in releases:
         x = np.linspace(-REACH * r.sigma, 1 + REACH * r.sigma, 1 << 12)

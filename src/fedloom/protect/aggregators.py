@@ -1,13 +1,15 @@
-"""The aggregators that a run's `[aggregate]` names: robust rules, secure sums, and means with noise.
+"""The aggregators that a run's `[aggregate]` names: robust rules, secure sums, and means with
+noise.
 
-`Private` is DP-FedAvg: H. B. McMahan, D. Ramage, K. Talwar, L. Zhang, "Learning Differentially Private Recurrent
-Language Models", ICLR 2018. Each reply's change is clipped to norm C, noise of standard deviation σ C is added to their
-sum, and the sum is divided by their number. All that the server publishes is then private for each client as a whole;
-the server itself sees the replies.
+`Private` is DP-FedAvg: H. B. McMahan, D. Ramage, K. Talwar, L. Zhang, "Learning Differentially
+Private Recurrent Language Models", ICLR 2018. Each reply's change is clipped to norm C, noise of
+standard deviation σ C is added to their sum, and the sum is divided by their number. All that the
+server publishes is then private for each client as a whole; the server itself sees the replies.
 
 Differs:
-    A fixed number of participants, which the run's seed chooses: no amplification by sampling counts, and ε of a client
-        grows only with the means that it takes part in. Replies have equal weights.
+    A fixed number of participants, which the run's seed chooses: no amplification by sampling
+        counts, and ε of a client grows only with the means that it takes part in. Replies have
+        equal weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,12 +72,19 @@ class Robust:
         kind: Kinds = "values",
         key: Sequence[int] = (),
     ) -> Any:
-        """See `Aggregator.combine`. Without `around`, `clip` and `centered` start at the median. Of weights by class
-        only counts whether they are 0: each class is combined over the replies that have it, if they are enough."""
+        """See `Aggregator.combine`. Without `around`, `clip` and `centered` start at the median. Of
+        weights by class
+        only counts whether they are 0: each class is combined over the replies that have it, if
+            they are enough.
+        """
         if isinstance(weights, Tensor):
-            return zip_tensors(lambda each: self._by_class(torch.stack(each), weights > 0, kind), replies)
+            return zip_tensors(
+                lambda each: self._by_class(torch.stack(each), weights > 0, kind), replies
+            )
         if isinstance(kind, Mapping):
-            return {k: self.combine([reply[k] for reply in replies], kind=kind[k]) for k in replies[0]}
+            return {
+                k: self.combine([reply[k] for reply in replies], kind=kind[k]) for k in replies[0]
+            }
         if kind != "values":
             rule = combine_logits if kind == "logits" else combine_probabilities
             return rule(torch.stack([*replies]), self.rule, f=self.f)
@@ -87,7 +96,9 @@ class Robust:
         return combine_trees(replies, self.rule, f=self.f, center=around, weights=shares)
 
     def _by_class(self, values: Tensor, present: Tensor, kind: Kinds) -> Tensor:
-        """The aggregate (K, ...) of values (n, K, ...), by the mask `present` (n, K); 0 where too few have a class."""
+        """The aggregate (K, ...) of values (n, K, ...), by the mask `present` (n, K); 0 where too
+        few have a class.
+        """
         found = torch.zeros_like(values[0])
         for k in (present.sum(0) >= self.least).nonzero().flatten().tolist():
             found[k] = self.combine([*values[present[:, k], k]], kind=kind)
@@ -99,7 +110,8 @@ class Robust:
 
 @dataclass(frozen=True)
 class Secure(Mean):
-    """A secure sum: see `fedloom.protect.masks`. The coordinator gets no reply that it could combine here.
+    """A secure sum: see `fedloom.protect.masks`. The coordinator gets no reply that it could
+    combine here.
 
     Attributes:
         colluders: the number of parties that may help the coordinator.
@@ -123,7 +135,8 @@ class Private:
 
     Attributes:
         sigma: noise multiplier σ.
-        clip: C, the largest norm of a reply's change from `around`, or of the reply if there is none.
+        clip: C, the largest norm of a reply's change from `around`, or of the reply if there is
+            none.
         draws: the noise of a key; None at clients, which add none.
     """
 
@@ -160,7 +173,11 @@ class Private:
         kinds = {"": kind} if isinstance(kind, str) else kind
         if "probabilities" not in kinds.values():
             return mean
-        fitted = {k: _distribution(mean[k] if k else mean) for k, one in kinds.items() if one == "probabilities"}
+        fitted = {
+            k: _distribution(mean[k] if k else mean)
+            for k, one in kinds.items()
+            if one == "probabilities"
+        }
         return {**mean, **fitted} if isinstance(mean, dict) else fitted[""]
 
     def __str__(self) -> str:

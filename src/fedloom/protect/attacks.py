@@ -1,8 +1,9 @@
 """Label inference: a passive party guesses labels from the messages that it receives.
 
-The attacker is honest but curious. It follows the protocol, and guesses the classes of the aligned samples from the
-messages of one moment. An attacker that keeps messages of many rounds can do better, because fresh noise averages out.
-Each function states the attacker's knowledge. Symbols: n aligned samples, Z classes, d numbers per row.
+The attacker is honest but curious. It follows the protocol, and guesses the classes of the aligned
+samples from the messages of one moment. An attacker that keeps messages of many rounds can do
+better, because fresh noise averages out. Each function states the attacker's knowledge. Symbols: n
+aligned samples, Z classes, d numbers per row.
 """
 
 import math
@@ -23,9 +24,11 @@ RIDGE = 0.03
 def direct(gradients: Tensor) -> Tensor:
     """The coordinate with the smallest gradient.
 
-    The attacker knows: the gradient (n, Z) of each row's cross-entropy in the logits that it sent, and that the active
-    party sums all parties' logits. That gradient is p - onehot(label), p the prediction: negative only at the label.
-    Source: C. Fu et al., "Label Inference Attacks Against Vertical Federated Learning", USENIX Security 2022.
+    The attacker knows: the gradient (n, Z) of each row's cross-entropy in the logits that it sent,
+    and that the active party sums all parties' logits. That gradient is p - onehot(label), p the
+    prediction: negative only at the label.
+    Source: C. Fu et al., "Label Inference Attacks Against Vertical Federated Learning", USENIX
+        Security 2022.
 
     Returns:
         The guessed classes (n,).
@@ -36,9 +39,10 @@ def direct(gradients: Tensor) -> Tensor:
 def nearest(received: Tensor, known: Tensor, labels: Tensor) -> Tensor:
     """The class of the nearest row by cosine, among rows of known class.
 
-    The attacker knows: a vector for each row, (n, d), and the classes `labels` (k,) of the rows `known` (k,), such as
-    one of each class. The vectors are gradients that it received: those of one class point in the same direction, see
-    O. Li et al., "Label Leakage and Protection in Two-party Split Learning", ICLR 2022. With its own embeddings as
+    The attacker knows: a vector for each row, (n, d), and the classes `labels` (k,) of the rows
+    `known` (k,), such as one of each class. The vectors are gradients that it received: those of
+    one class point in the same direction, see O. Li et al., "Label Leakage and Protection in
+    Two-party Split Learning", ICLR 2022. With its own embeddings as
     vectors this is a control: the success of the same known labels without any message.
 
     Returns:
@@ -50,8 +54,9 @@ def nearest(received: Tensor, known: Tensor, labels: Tensor) -> Tensor:
 def nearest_prototype(embedded: Tensor, prototypes: Tensor) -> Tensor:
     """The class of the nearest prototype by cosine.
 
-    The attacker knows: its own embeddings (n, d), the prototypes (Z, d) that it received, and the class of each, which
-    the protocol needs. It knows no label. A class without a prototype has zeros.
+    The attacker knows: its own embeddings (n, d), the prototypes (Z, d) that it received, and the
+    class of each, which the protocol needs. It knows no label. A class without a prototype has
+    zeros.
 
     Returns:
         The guessed classes (n,).
@@ -61,15 +66,18 @@ def nearest_prototype(embedded: Tensor, prototypes: Tensor) -> Tensor:
 
 
 def completion(embedded: Tensor, known: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Passive model completion: a head on the attacker's own extractor, learned from few labeled and many other rows.
+    """Passive model completion: a head on the attacker's own extractor, learned from few labeled
+    and many other rows.
 
-    The attacker knows: its own embeddings (n, d), and the classes `labels` (k,) of the rows `known` (k,). It uses no
-    message: its advantage is an extractor that was trained in the federation. The n rows may include others, such as
-    its unaligned ones.
-    Source: C. Fu et al., see `direct`. They use MixMatch for the unlabeled rows, and train the extractor further. Here
-    it is frozen, and a logistic regression learns from its own guesses: the most confident tenth of each class, then
-    two tenths, until all count, with the same total weight as the known rows. That needs neither a step size nor
-    randomness, and takes a fraction of a second. Its success is no bound on that of the original.
+    The attacker knows: its own embeddings (n, d), and the classes `labels` (k,) of the rows `known`
+        (k,). It uses no
+    message: its advantage is an extractor that was trained in the federation. The n rows may
+    include others, such as its unaligned ones.
+    Source: C. Fu et al., see `direct`. They use MixMatch for the unlabeled rows, and train the
+    extractor further. Here it is frozen, and a logistic regression learns from its own guesses: the
+    most confident tenth of each class, then two tenths, until all count, with the same total weight
+    as the known rows. That needs neither a step size nor randomness, and takes a fraction of a
+    second. Its success is no bound on that of the original.
 
     Returns:
         The guessed classes (n,).
@@ -89,7 +97,9 @@ def completion(embedded: Tensor, known: Tensor, labels: Tensor, classes: int) ->
 
 
 def known_rows(labels: Tensor, each: int, rng: np.random.Generator) -> Tensor:
-    """Numbers (k,) of rows whose labels (n,) an attacker is given: `each` of every class, or all of a smaller class."""
+    """Numbers (k,) of rows whose labels (n,) an attacker is given: `each` of every class, or all of
+    a smaller class.
+    """
     order = torch.from_numpy(rng.permutation(len(labels))).to(labels.device)
     picked = [order[labels[order] == label][:each] for label in set(labels.tolist())]
     return torch.cat(picked).sort().values
@@ -101,7 +111,9 @@ def success(guesses: Tensor, labels: Tensor, known: Tensor) -> float:
 
 
 def chance(labels: Tensor, known: Tensor) -> float:
-    """The success of always guessing the class (n,) that is most frequent among the rows that are not known."""
+    """The success of always guessing the class (n,) that is most frequent among the rows that are
+    not known.
+    """
     counts = torch.bincount(labels[_others(labels, known)])
     return float(counts.max() / counts.sum())
 
@@ -114,19 +126,25 @@ def _others(labels: Tensor, known: Tensor) -> Tensor:
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Cosines (n, k) of the rows of a (n, d) and b (k, d), in float64: small gradients underflow when squared."""
+    """Cosines (n, k) of the rows of a (n, d) and b (k, d), in float64: small gradients underflow
+    when squared.
+    """
     a, b = (x.double() for x in (a, b))
     return F.normalize(a, dim=-1, eps=1e-150) @ F.normalize(b, dim=-1, eps=1e-150).T
 
 
 def logistic(x: Tensor, labels: Tensor, weights: Tensor, classes: int) -> Tensor:
-    """Coefficients (d, Z) of a logistic regression on rows x (n, d) of these classes (n,) with these weights (n,).
+    """Coefficients (d, Z) of a logistic regression on rows x (n, d) of these classes (n,) with
+    these weights (n,).
 
-    Newton steps with one upper bound of the Hessian: D. Böhning, "Multinomial logistic regression algorithm", 1992.
+    Newton steps with one upper bound of the Hessian: D. Böhning, "Multinomial logistic regression
+    algorithm", 1992.
     """
     x, labels, weights = x[weights > 0], labels[weights > 0], weights[weights > 0]
     targets, weighted = F.one_hot(labels, classes).to(x), (x * (weights / weights.sum())[:, None]).T
-    bound = torch.linalg.cholesky(weighted @ x / 2 + RIDGE * torch.eye(x.shape[1], dtype=x.dtype, device=x.device))
+    bound = torch.linalg.cholesky(
+        weighted @ x / 2 + RIDGE * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    )
     found = x.new_zeros(x.shape[1], classes)
     for _ in range(FITTING):
         gradient = weighted @ (torch.softmax(x @ found, -1) - targets) + RIDGE * found

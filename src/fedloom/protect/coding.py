@@ -1,18 +1,19 @@
 """Compression of messages: rows of numbers (B, K) as float16, as int8, or by their largest entries.
 
-`encode` makes the message, `decode` the receiver's rows. A sender that needs the receiver's view of its rows decodes
-its own message. The ledger counts these bytes for each row of K numbers:
+`encode` makes the message, `decode` the receiver's rows. A sender that needs the receiver's view of
+its rows decodes its own message. The ledger counts these bytes for each row of K numbers:
 
     float32  4 K
     float16  2 K       relative error 2^-11
     int8     K + 4     error of half a step, the row's largest absolute value / 127
     top-k    3 k + 2   (4 k + 2 if K > 256, 6 k + 2 if K > 32,768): k logits as float16 with their indices, and the
-                       log of the mean exponential of all others, so that softmax gives the k entries and the sum of
-                       the others their true probabilities; the distribution among the others is lost
+                       log of the mean exponential of all others, so that softmax gives the k
+                       entries and the sum of the others their true probabilities; the distribution
+                       among the others is lost
 
-A number beyond 65,504 overflows float16 to infinity, and a reply that is not finite is refused. The rows decoded from
-any finite message are finite, and so is a mean of many.
-"""
+A number beyond 65,504 overflows float16 to infinity, and a reply that is not finite is refused. The
+rows decoded from any finite message are finite, and so is a mean of many.
+"""  # noqa: E501
 
 from typing import Any, Literal, TypeAlias
 
@@ -39,8 +40,12 @@ def encode(rows: Tensor, coding: Coding, top_k: int | None = None) -> Tree:
     if coding == "float16":
         return rows.half()
     if coding == "int8":
-        scale = (rows.abs().amax(-1) / 127).clamp_min(torch.finfo(rows.dtype).tiny)  # above 0 also for a row of zeros
-        return {"steps": (rows / scale[..., None]).round().clamp(-127, 127).to(torch.int8), "scale": scale}
+        # above 0 also for a row of zeros
+        scale = (rows.abs().amax(-1) / 127).clamp_min(torch.finfo(rows.dtype).tiny)
+        return {
+            "steps": (rows / scale[..., None]).round().clamp(-127, 127).to(torch.int8),
+            "scale": scale,
+        }
     k = min(top_k or 1, rows.shape[-1])
     values, places = rows.topk(k, -1)
     left = values[..., -1]  # with k >= K no entry is left to average
@@ -48,7 +53,11 @@ def encode(rows: Tensor, coding: Coding, top_k: int | None = None) -> Tree:
         rest = rows.scatter(-1, places, -torch.inf)
         left = rest.amax(-1)
         left = left + ((rest - left[..., None]).exp().sum(-1) / (rows.shape[-1] - k)).log()
-    return {"values": values.half(), "places": places.to(_places(rows.shape[-1])), "left": left.half()}
+    return {
+        "values": values.half(),
+        "places": places.to(_places(rows.shape[-1])),
+        "left": left.half(),
+    }
 
 
 def decode(message: Any, coding: Coding, width: int) -> Tensor:

@@ -1,9 +1,11 @@
-"""Mean embeddings: a client's rows as one vector of fixed length, which can be released once with noise.
+"""Mean embeddings: a client's rows as one vector of fixed length, which can be released once with
+noise.
 
-Random Fourier features φ(x) (D,) of length 1 approximate a Gaussian kernel, ⟨φ(x), φ(y)⟩ ≈ exp(-|x - y|² / 2h²), so the
-mean μ of φ over a client's rows is a density estimate: ⟨φ(x), μ⟩ is large where the client has rows near x. Replacing
-one of n rows moves μ by at most 2 / n, whatever D is. Sources: A. Rahimi, B. Recht, "Random Features for Large-Scale
-Kernel Machines", NeurIPS 2007; F. Harder, K. Adamczewski, M. Park, "DP-MERF", AISTATS 2021.
+Random Fourier features φ(x) (D,) of length 1 approximate a Gaussian kernel, ⟨φ(x), φ(y)⟩ ≈ exp(-|x
+- y|² / 2h²), so the mean μ of φ over a client's rows is a density estimate: ⟨φ(x), μ⟩ is large
+where the client has rows near x. Replacing one of n rows moves μ by at most 2 / n, whatever D is.
+Sources: A. Rahimi, B. Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007; F.
+    Harder, K. Adamczewski, M. Park, "DP-MERF", AISTATS 2021.
 """
 
 import math
@@ -16,7 +18,9 @@ from fedloom.protect.noise import Draws
 
 
 def frequencies(inputs: int, size: int, width: float, rng: np.random.Generator) -> Tensor:
-    """ω (size / 2, inputs) float64 of the features for a kernel of this width h, from a generator that all share."""
+    """ω (size / 2, inputs) float64 of the features for a kernel of this width h, from a generator
+    that all share.
+    """
     return torch.from_numpy(rng.standard_normal((size // 2, inputs))) / width
 
 
@@ -32,7 +36,8 @@ def mean_embedding(x: Tensor, omega: Tensor) -> Tensor:
 
 
 def private_mean(mean: Tensor, rows: int, multiplier: float, draws: Draws) -> Tensor:
-    """μ (D,) of this many rows with Gaussian noise of standard deviation `multiplier` times its sensitivity, 2 / rows.
+    """μ (D,) of this many rows with Gaussian noise of standard deviation `multiplier` times its
+    sensitivity, 2 / rows.
 
     Adjacent data sets differ in one row that is replaced; the number of rows is public.
     """

@@ -1,8 +1,9 @@
 """Soft labels in few bits: probabilities (B, K) as multiples of 1 / (2^b - 1), b from 1 to 8.
 
-Labels here are (B, K) uint8, each row with the sum 2^b - 1; for b = 1 they are one-hot. They are sent as packed bits:
-ceil(B K b / 8) bytes. A receiver that holds earlier labels of the same rows is sent only the rows that changed, and a
-mask of one bit per row. A row is never all zeros, so zeros mean an unknown label.
+Labels here are (B, K) uint8, each row with the sum 2^b - 1; for b = 1 they are one-hot. They are
+sent as packed bits: ceil(B K b / 8) bytes. A receiver that holds earlier labels of the same rows is
+sent only the rows that changed, and a mask of one bit per row. A row is never all zeros, so zeros
+mean an unknown label.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,8 @@ from fedloom.core.errors import MessageError
 
 
 def quantized(p: Tensor, bits: int) -> Tensor:
-    """Labels (B, K) nearest to probabilities (B, K) in L1: all rounded down, then those with the largest error up.
+    """Labels (B, K) nearest to probabilities (B, K) in L1: all rounded down, then those with the
+    largest error up.
 
     A row that is not finite becomes zeros, which every receiver refuses.
     """
@@ -40,7 +42,9 @@ def checked(labels: Tensor, bits: int) -> Tensor:
         MessageError: a row has another sum.
     """
     if (labels.sum(-1) != 2**bits - 1).any():
-        raise MessageError(f"rows of {bits}-bit labels must sum to {2**bits - 1}, but some row does not")
+        raise MessageError(
+            f"rows of {bits}-bit labels must sum to {2**bits - 1}, but some row does not"
+        )
     return labels
 
 
@@ -50,7 +54,9 @@ def size_of(numbers: int, bits: int) -> int:
 
 
 def pack(numbers: Tensor, bits: int) -> Tensor:
-    """Numbers (n, K) below 2^bits in ceil(n K bits / 8) bytes, row by row, the highest bit first; padded with 0."""
+    """Numbers (n, K) below 2^bits in ceil(n K bits / 8) bytes, row by row, the highest bit first;
+    padded with 0.
+    """
     taken = (numbers[..., None] >> _places(bits, numbers)) & 1
     whole = size_of(numbers.numel(), bits)
     eights = F.pad(taken.flatten(), (0, 8 * whole - taken.numel())).view(whole, 8)
@@ -65,9 +71,14 @@ def unpack(packed: Tensor, bits: int, n: int, width: int) -> Tensor:
     """
     if len(packed) != size_of(n * width, bits):
         raise MessageError(
-            f"{n * width} numbers of {bits} bits take {size_of(n * width, bits)} bytes: not {len(packed)}"
+            f"{n * width} numbers of {bits} bits take {size_of(n * width, bits)} bytes: not "
+            f"{len(packed)}"
         )
-    taken = ((packed[:, None] >> _places(8, packed)) & 1).flatten()[: n * width * bits].view(n, width, bits)
+    taken = (
+        ((packed[:, None] >> _places(8, packed)) & 1)
+        .flatten()[: n * width * bits]
+        .view(n, width, bits)
+    )
     return (taken << _places(bits, packed)).sum(-1).to(torch.uint8)
 
 
@@ -77,9 +88,14 @@ def _places(bits: int, like: Tensor) -> Tensor:
 
 
 def changes(labels: Tensor, known: Tensor, bits: int) -> dict[str, Tensor]:
-    """Labels (B, K) for a receiver that holds `known` ones: a mask of the `changed` rows, and these `rows`, packed."""
+    """Labels (B, K) for a receiver that holds `known` ones: a mask of the `changed` rows, and these
+    `rows`, packed.
+    """
     changed = (labels != known).any(-1)
-    return {"changed": pack(changed[:, None].to(torch.uint8), 1), "rows": pack(labels[changed], bits)}
+    return {
+        "changed": pack(changed[:, None].to(torch.uint8), 1),
+        "rows": pack(labels[changed], bits),
+    }
 
 
 def merged(message: Mapping[str, Tensor], known: Tensor, bits: int) -> Tensor:

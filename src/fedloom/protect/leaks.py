@@ -1,7 +1,9 @@
-"""Attacks on what clients send, each against chance: labels, class shares, membership, reconstruction.
+"""Attacks on what clients send, each against chance: labels, class shares, membership,
+reconstruction.
 
-The attacker is honest but curious: it reads the messages of a kind of all clients, and knows labeled rows of the same
-distribution. Each function states what else it knows. Stronger attackers exist, so a success near chance is no proof
+The attacker is honest but curious: it reads the messages of a kind of all clients, and knows
+labeled rows of the same distribution. Each function states what else it knows. Stronger attackers
+exist, so a success near chance is no proof
 of privacy. Symbols: N clients, K classes, n rows, d numbers per class or row.
 """
 
@@ -20,7 +22,9 @@ Predict = Callable[[Tensor], Tensor]
 RIDGE = 0.1
 """Weight of the squared norm in a kernel regression."""
 PENALTIES = np.logspace(-2, 6, 9)
-"""Weights of the squared coefficients of a linear probe; that with the least leave-one-out error is taken."""
+"""Weights of the squared coefficients of a linear probe; that with the least leave-one-out error is
+taken.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,9 @@ class Leak:
     Attributes:
         message: what was attacked.
         attack: `labels`, `class shares`, `membership`, `row labels` or `reconstruction`.
-        success: mean over clients: the share of right guesses of the most frequent class; the overlap of the guessed
-            and the true class shares; the AUC; the share of rows whose label is guessed right; the explained share of
-            the variance of rows.
+        success: mean over clients: the share of right guesses of the most frequent class; the
+            overlap of the guessed and the true class shares; the AUC; the share of rows whose label
+            is guessed right; the explained share of the variance of rows.
         chance: that of an attacker that reads no message.
         gain: 95 % interval over clients of the success less chance; None for one client.
         parties: number of attacked clients.
@@ -47,8 +51,9 @@ class Leak:
 
 
 def leak(message: str, attack: str, each: Sequence[float], chance: Sequence[float] | float) -> Leak:
-    """The mean success over clients, with each client's chance. The interval is Student's t of the differences, or
-    Wilson's for `labels`, where each client is right or wrong."""
+    """The mean success over clients, with each client's chance. The interval is Student's t of the
+    differences, or Wilson's for `labels`, where each client is right or wrong.
+    """
     by_client = np.broadcast_to(np.asarray(chance, dtype=float), len(each))
     mean = float(np.mean(by_client))
     gain = confidence_interval(list(np.asarray(each) - by_client))
@@ -61,10 +66,12 @@ def leak(message: str, attack: str, each: Sequence[float], chance: Sequence[floa
 
 
 def guessed_shares(probabilities: Tensor, overall: Tensor) -> Tensor:
-    """Class shares (N, K) of each client, from its mean predictions (N, K) on rows that are the same for all.
+    """Class shares (N, K) of each client, from its mean predictions (N, K) on rows that are the
+    same for all.
 
-    A model trained on rows with other class shares is biased by their ratio: the shares are those over all clients,
-    `overall` (K,), times the ratio of a client's mean prediction to the mean over clients.
+    A model trained on rows with other class shares is biased by their ratio: the shares are those
+    over all clients, `overall` (K,), times the ratio of a client's mean prediction to the mean over
+    clients.
     """
     shares = overall * probabilities / probabilities.mean(0).clamp_min(1e-12)
     return shares / shares.sum(-1, keepdim=True).clamp_min(1e-12)
@@ -81,7 +88,8 @@ def labels(message: str, guessed: Tensor, true: Tensor) -> Leak:
 
 
 def class_shares(message: str, guessed: Tensor, true: Tensor, overall: Tensor) -> Leak:
-    """The class shares (N, K) of each client: their overlap with the guess, 1 less the total variation distance.
+    """The class shares (N, K) of each client: their overlap with the guess, 1 less the total
+    variation distance.
 
     Chance guesses the class shares over all clients, `overall` (K,).
     """
@@ -99,21 +107,27 @@ def membership(
     others: Sequence[tuple[Tensor, Tensor]],
     references: int = 8,
 ) -> Leak:
-    """Whether a client trained on a row, from the log-probability of its class by that client's model, less the mean
-    by the models of up to `references` other clients: rows that are easy for everybody tell nothing.
+    """Whether a client trained on a row, from the log-probability of its class by that client's
+    model, less the mean by the models of up to `references` other clients: rows that are easy for
+    everybody tell nothing.
 
-    The AUC is within classes, weighted by members, so that the class shares of a client do not count. Chance is 0.5.
-    Source: L. Watson et al., "On the Importance of Difficulty Calibration in Membership Inference Attacks", ICLR 2022.
+    The AUC is within classes, weighted by members, so that the class shares of a client do not
+    count. Chance is 0.5.
+    Source: L. Watson et al., "On the Importance of Difficulty Calibration in Membership Inference
+        Attacks", ICLR 2022.
 
     Args:
         predict: the model of each client.
-        members, others: for each client, inputs and labels of rows that it trained on, and of rows that nobody did.
+        members, others: for each client, inputs and labels of rows that it trained on, and of rows
+            that nobody did.
     """
     each = []
     for i, ((x, y), (x_, y_)) in enumerate(zip(members, others, strict=True)):
         inputs, classes = torch.cat([x, x_]), torch.cat([y, y_])
         ids = [i, *[j for j in range(len(predict)) if j != i][:references]]
-        found = torch.stack([predict[j](inputs).gather(1, classes[:, None])[:, 0].double() for j in ids])
+        found = torch.stack(
+            [predict[j](inputs).gather(1, classes[:, None])[:, 0].double() for j in ids]
+        )
         scores = found[0] - (found[1:].mean(0) if len(found) > 1 else 0)
         each.append(_within_classes(scores, torch.arange(len(inputs)) < len(x), classes))
     each = [value for value in each if np.isfinite(value)]
@@ -133,7 +147,8 @@ def _within_classes(scores: Tensor, member: Tensor, classes: Tensor) -> float:
 
 
 def explained(sent: Tensor, rows: Tensor, known: tuple[Tensor, Tensor]) -> float:
-    """Private rows from what was sent of them, by a linear probe: the share of their variance that it explains.
+    """Private rows from what was sent of them, by a linear probe: the share of their variance that
+    it explains.
 
     Chance, the mean of the known rows, is 0.
 
@@ -152,8 +167,8 @@ def explained(sent: Tensor, rows: Tensor, known: tuple[Tensor, Tensor]) -> float
 
 
 def explained_by_bins(sent: Tensor, rows: Tensor, known: tuple[Tensor, Tensor]) -> float:
-    """Private rows from the bins of their columns: the share of their variance that is explained by the mean of the
-    known rows in the same bin, or else between the nearest bins with known rows.
+    """Private rows from the bins of their columns: the share of their variance that is explained by
+    the mean of the known rows in the same bin, or else between the nearest bins with known rows.
 
     Args:
         sent, rows: bins and the private rows (m, p) behind them.
@@ -169,8 +184,9 @@ def explained_by_bins(sent: Tensor, rows: Tensor, known: tuple[Tensor, Tensor]) 
 
 
 def imitation(x: Tensor, answers: Tensor) -> Predict:
-    """A model that imitates a client from its answers (n, K), log-probabilities, on rows (n, ...): kernel regression
-    with a Gaussian kernel whose width is the median distance."""
+    """A model that imitates a client from its answers (n, K), log-probabilities, on rows (n, ...):
+    kernel regression with a Gaussian kernel whose width is the median distance.
+    """
     known, mean = x.flatten(1).double(), answers.double().mean(0)
     distances = torch.cdist(known, known)
     width = distances[distances > 0].median() if len(known) > 1 else torch.ones(())

@@ -1,8 +1,11 @@
-"""Secure sums: a coordinator learns the sum of the vectors of n parties that were asked the same, and no single one.
+"""Secure sums: a coordinator learns the sum of the vectors of n parties that were asked the same,
+and no single one.
 
-Paper: K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, with its
-consistency check (Figure 4), among parties that can check each other's signatures. Every cipher is that of
-`cryptography`: X25519, HKDF-SHA256, ChaCha20, AES-GCM. Only Shamir's polynomial is computed here, with whole numbers.
+Paper: K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning",
+CCS 2017, with its consistency check (Figure 4), among parties that can check each other's
+signatures. Every cipher is that of
+`cryptography`: X25519, HKDF-SHA256, ChaCha20, AES-GCM. Only Shamir's polynomial is computed here,
+    with whole numbers.
 
     keys     i sends fresh public keys, signed
     shares   i gets the list L of all keys, checks it, and sends shares of its two secrets, sealed for each j
@@ -10,26 +13,32 @@ consistency check (Figure 4), among parties that can check each other's signatur
     agree    i gets the set U of those whose y arrived, and signs it, once
     open     i gets the signatures, and sends for each j in U its share of b_j, for others its share of j's mask key
 
-The coordinator needs `threshold(n)` parties to the end. Up to n - threshold(n) may be lost at any step.
+The coordinator needs `threshold(n)` parties to the end. Up to n - threshold(n) may be lost at any
+step.
 
-A sum that counts only if all n parties are in it needs no shares, since nobody's masks ever have to be replaced:
+A sum that counts only if all n parties are in it needs no shares, since nobody's masks ever have to
+be replaced:
 
     keys     as above
     list     i gets the list L of all keys, and checks it
     mask     i sends y_i = x_i + sum_{j > i} PRG(s_ij) - sum_{j < i} PRG(s_ij)   modulo 2^64
 
-The sum of all y_i is that of all x_i. If one is missing, its pairwise masks hide the rest, and no secret is opened.
+The sum of all y_i is that of all x_i. If one is missing, its pairwise masks hide the rest, and no
+secret is opened.
 
-Guarantees: for each j either b_j or j's mask key becomes known, never both, so a y that is late stays sealed. Honest
-parties sign one U; since more than two thirds sign, a coordinator that shows two sets U to two groups finds too few
-signatures for one of them, unless more than a third of the parties help it, or more than the `colluders` that the
-threshold allows for. Not protected: the sum itself, and the difference of two sums over different parties.
+Guarantees: for each j either b_j or j's mask key becomes known, never both, so a y that is late
+stays sealed. Honest parties sign one U; since more than two thirds sign, a coordinator that shows
+two sets U to two groups finds too few signatures for one of them, unless more than a third of the
+parties help it, or more than the `colluders` that the
+threshold allows for. Not protected: the sum itself, and the difference of two sums over different
+parties.
 
-Pairwise masks and signatures depend on what a party was asked (`question`), so they cancel only among parties that were
-asked the same. Otherwise a coordinator could give all parties but one inputs whose results it knows (D. Pasquini, D.
-Francati, G. Ateniese, "Eluding Secure Aggregation in Federated Learning via Model Inconsistency", CCS 2022). It can
-still give all of them one model whose sum holds rows.
-"""
+Pairwise masks and signatures depend on what a party was asked (`question`), so they cancel only
+among parties that were asked the same. Otherwise a coordinator could give all parties but one
+inputs whose results it knows (D. Pasquini, D. Francati, G. Ateniese, "Eluding Secure Aggregation in
+Federated Learning via Model Inconsistency", CCS 2022). It can still give all of them one model
+whose sum holds rows.
+"""  # noqa: E501
 
 import hashlib
 import secrets
@@ -104,20 +113,25 @@ class SumMember:
     def keys(self) -> Keys:
         """Fresh public keys, signed."""
         self._next(1)
-        mask, seal = (key.public_key().public_bytes_raw() for key in (self._mask_key, self._seal_key))
+        mask, seal = (
+            key.public_key().public_bytes_raw() for key in (self._mask_key, self._seal_key)
+        )
         return Keys(mask, seal, self._sign(_keys_text(self._sum, self.name, mask, seal)))
 
     def shares(self, listed: Mapping[str, Keys]) -> dict[str, bytes]:
         """Sealed shares of b_i and of the mask key, for each other party.
 
         Raises:
-            MessageError: the list is too short, lacks this party's own keys, or has a key twice or one that is not
-                signed by its owner.
+            MessageError: the list is too short, lacks this party's own keys, or has a key twice or
+                one that is not signed by its owner.
         """
         self._next(2)
         self._check(listed)
         n, places = len(listed), _places(listed)
-        parts = [shamir(secret, n, self._least) for secret in (self._own, self._mask_key.private_bytes_raw())]
+        parts = [
+            shamir(secret, n, self._least)
+            for secret in (self._own, self._mask_key.private_bytes_raw())
+        ]
         at = places[self.name] - 1
         self._shares[self.name] = parts[0][at], parts[1][at]
         sealed = {}
@@ -139,7 +153,10 @@ class SumMember:
         self._whole = True
 
     def _check(self, listed: Mapping[str, Keys]) -> None:
-        mine = (self._mask_key.public_key().public_bytes_raw(), self._seal_key.public_key().public_bytes_raw())
+        mine = (
+            self._mask_key.public_key().public_bytes_raw(),
+            self._seal_key.public_key().public_bytes_raw(),
+        )
         own = listed.get(self.name)
         if own is None or (own.mask, own.seal) != mine:
             raise MessageError("the list of a sum must have this party's own keys")
@@ -149,10 +166,15 @@ class SumMember:
         if len({*public}) < len(public):
             raise MessageError("the keys of a sum must be distinct")
         for name, keys in listed.items():
-            if not self._verify(name, _keys_text(self._sum, name, keys.mask, keys.seal), keys.signature):
+            if not self._verify(
+                name, _keys_text(self._sum, name, keys.mask, keys.seal), keys.signature
+            ):
                 raise MessageError(f"the keys of {name!a} are not signed by it")
         if threshold(len(listed), self._colluders) > len(listed):
-            raise MessageError(f"{len(listed)} parties are too few for a secure sum with {self._colluders} colluders")
+            raise MessageError(
+                f"{len(listed)} parties are too few for a secure sum with {self._colluders} "
+                "colluders"
+            )
         self._listed = dict(listed)
 
     @property
@@ -170,8 +192,8 @@ class SumMember:
         Args:
             x: this party's vector.
             asked: the `question` that x answers.
-            sealed: the shares that the others sealed for this party. These others take part; the rest of the list is
-                already lost.
+            sealed: the shares that the others sealed for this party. These others take part; the
+                rest of the list is already lost.
 
         Raises:
             MessageError: too few others take part, or a share was altered.
@@ -182,19 +204,29 @@ class SumMember:
         if self.name in sealed or not sealed.keys() <= self._listed.keys():
             raise MessageError("shares must come from other parties of the list")
         if len(sealed) + 1 < self._least:
-            raise MessageError(f"{len(sealed) + 1} of {len(self._listed)} parties are too few for a secure sum")
+            raise MessageError(
+                f"{len(sealed) + 1} of {len(self._listed)} parties are too few for a secure sum"
+            )
         for name, box in sealed.items():
             try:
-                plain = AESGCM(self._seal_with(name, name, self.name)).decrypt(_NONCE, box, self._sum)
+                plain = AESGCM(self._seal_with(name, name, self.name)).decrypt(
+                    _NONCE, box, self._sum
+                )
             except InvalidTag:
                 raise MessageError(f"the share of {name!a} was altered") from None
-            self._shares[name] = int.from_bytes(plain[:SHARE], "big"), int.from_bytes(plain[SHARE:], "big")
+            self._shares[name] = (
+                int.from_bytes(plain[:SHARE], "big"),
+                int.from_bytes(plain[SHARE:], "big"),
+            )
         self._asked = asked
-        y: np.ndarray = x + keystream(self._own, len(x)) + self._pairwise(sealed, b"mask", len(x), asked)
+        y: np.ndarray = (
+            x + keystream(self._own, len(x)) + self._pairwise(sealed, b"mask", len(x), asked)
+        )
         return y
 
     def mask_all(self, x: np.ndarray, asked: bytes) -> np.ndarray:
-        """The masked vector y (d,) uint64 of x (d,) uint64 in a sum of all parties of the list: the last step.
+        """The masked vector y (d,) uint64 of x (d,) uint64 in a sum of all parties of the list: the
+        last step.
 
         Args:
             x: this party's vector.
@@ -204,14 +236,20 @@ class SumMember:
         if not self._whole:
             raise MessageError("this sum has shares: its parties may be lost")
         self._step = 5
-        y: np.ndarray = x + self._pairwise(self._listed.keys() - {self.name}, b"mask of all", len(x), asked)
+        y: np.ndarray = x + self._pairwise(
+            self._listed.keys() - {self.name}, b"mask of all", len(x), asked
+        )
         return y
 
-    def _pairwise(self, others: Collection[str], purpose: bytes, d: int, asked: bytes) -> np.ndarray:
+    def _pairwise(
+        self, others: Collection[str], purpose: bytes, d: int, asked: bytes
+    ) -> np.ndarray:
         """The masks (d,) that cancel those of the others."""
         total = np.zeros(d, np.uint64)
         for name in others:
-            pairwise = keystream(_pair_seed(self._mask_key, self._listed[name].mask, self._sum, asked, purpose), d)
+            pairwise = keystream(
+                _pair_seed(self._mask_key, self._listed[name].mask, self._sum, asked, purpose), d
+            )
             total = total + pairwise if name > self.name else total - pairwise
         return total
 
@@ -223,25 +261,34 @@ class SumMember:
         """
         self._next(4)
         if self.name not in arrived or not {*arrived} <= self._shares.keys():
-            raise MessageError("the set of a sum must have this party, and no party outside the sum")
+            raise MessageError(
+                "the set of a sum must have this party, and no party outside the sum"
+            )
         if len({*arrived}) < self._least:
-            raise MessageError(f"{len({*arrived})} of {len(self._listed)} parties are too few for a secure sum")
+            raise MessageError(
+                f"{len({*arrived})} of {len(self._listed)} parties are too few for a secure sum"
+            )
         self._agreed = _set_text(self._sum, self._asked, arrived)
         self._arrived = {*arrived}
         return self._sign(self._agreed)
 
     def open(self, signatures: Mapping[str, bytes]) -> dict[str, bytes]:
-        """This party's share, by party: of b_j for j in U, of the mask key for any other that took part.
+        """This party's share, by party: of b_j for j in U, of the mask key for any other that took
+        part.
 
         Raises:
-            MessageError: too few members of U have signed this U, or a signature is not that of its name.
+            MessageError: too few members of U have signed this U, or a signature is not that of its
+                name.
         """
         self._next(5)
         if not signatures.keys() <= self._arrived or len(signatures) < self._least:
             raise MessageError("too few members have signed the set of this sum")
-        if wrong := [name for name, sent in signatures.items() if not self._verify(name, self._agreed, sent)]:
+        if wrong := [
+            name for name, sent in signatures.items() if not self._verify(name, self._agreed, sent)
+        ]:
             raise MessageError(
-                f"{wrong[0]!a} has not signed this set: the coordinator may have shown or asked it another"
+                f"{wrong[0]!a} has not signed this set: the coordinator may have shown or asked "
+                "it another"
             )
         return {
             name: (own if name in self._arrived else key).to_bytes(SHARE, "big")
@@ -249,7 +296,9 @@ class SumMember:
         }
 
     def _next(self, step: int) -> None:
-        """Take the next step, which cannot be repeated: other arguments could open more than one sum."""
+        """Take the next step, which cannot be repeated: other arguments could open more than one
+        sum.
+        """
         if step != self._step + 1:
             raise MessageError("the steps of a secure sum must come once each, in order")
         self._step = step
@@ -260,7 +309,13 @@ class SumMember:
 
 
 def question(
-    round: int, method: str, weight: str, expect: Tree, names: Collection[str], shared: Tree, past: str = ""
+    round: int,
+    method: str,
+    weight: str,
+    expect: Tree,
+    names: Collection[str],
+    shared: Tree,
+    past: str = "",
 ) -> bytes:
     """The hash of what the parties of a sum are asked: 32 bytes.
 
@@ -270,9 +325,16 @@ def question(
         expect: the template of a reply.
         names: of all parties in the list of the sum.
         shared: the arguments, as parties decode them.
-        past: the hash of what the parties were asked before: parties that were steered apart have no sum.
+        past: the hash of what the parties were asked before: parties that were steered apart have
+            no sum.
     """
-    facts: dict[str, Tree] = {"round": round, "method": method, "weight": weight, "expect": expect, "shared": shared}
+    facts: dict[str, Tree] = {
+        "round": round,
+        "method": method,
+        "weight": weight,
+        "expect": expect,
+        "shared": shared,
+    }
     return bytes.fromhex(digest({**facts, "names": sorted(names), "past": past}))
 
 
@@ -302,7 +364,9 @@ def unmasked(
     t, places = threshold(len(listed), colluders), _places(listed)
     helpers = sorted(opened, key=places.__getitem__)[:t]
     if len(helpers) < t:
-        raise MessageError(f"{len(helpers)} of {len(listed)} parties stayed to the end; a sum needs {t}")
+        raise MessageError(
+            f"{len(helpers)} of {len(listed)} parties stayed to the end; a sum needs {t}"
+        )
     if any({*opened[name]} != {*shared} for name in helpers):
         raise MessageError("a party opened shares that were not requested")
     weights = _lagrange([places[name] for name in helpers])
@@ -334,8 +398,9 @@ def keystream(seed: bytes, d: int) -> np.ndarray:
 
 
 def shamir(secret: bytes, n: int, t: int) -> list[int]:
-    """Shares 1..n of 32 bytes: values of a random polynomial of degree t - 1 modulo `PRIME`. Any t of them give the
-    secret; fewer say nothing."""
+    """Shares 1..n of 32 bytes: values of a random polynomial of degree t - 1 modulo `PRIME`. Any t
+    of them give the secret; fewer say nothing.
+    """
     polynomial = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(t - 1))]
     shares = []
     for x in range(1, n + 1):
@@ -358,18 +423,26 @@ def _lagrange(xs: Sequence[int]) -> list[int]:
     return weights
 
 
-def _pair_seed(key: X25519PrivateKey, other: bytes, sum_name: bytes, asked: bytes, purpose: bytes = b"mask") -> bytes:
+def _pair_seed(
+    key: X25519PrivateKey, other: bytes, sum_name: bytes, asked: bytes, purpose: bytes = b"mask"
+) -> bytes:
     return _derived(key, other, purpose, sum_name, asked)
 
 
-def _derived(key: X25519PrivateKey, other: bytes, purpose: bytes, sum_name: bytes, more: bytes) -> bytes:
-    """32 bytes that only the two owners of these keys can compute; both keys are part of them, in one order."""
+def _derived(
+    key: X25519PrivateKey, other: bytes, purpose: bytes, sum_name: bytes, more: bytes
+) -> bytes:
+    """32 bytes that only the two owners of these keys can compute; both keys are part of them, in
+    one order.
+    """
     try:
         secret = key.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:  # a key of low order gives zeros
         raise MessageError("a key of a sum is invalid") from None
     both = b"".join(sorted((key.public_key().public_bytes_raw(), other)))
-    return HKDF(SHA256(), 32, salt=None, info=_joined(b"fedloom", purpose, sum_name, both, more)).derive(secret)
+    return HKDF(
+        SHA256(), 32, salt=None, info=_joined(b"fedloom", purpose, sum_name, both, more)
+    ).derive(secret)
 
 
 def _places(names: Collection[str]) -> dict[str, int]:

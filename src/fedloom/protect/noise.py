@@ -1,16 +1,19 @@
-"""Gaussian noise and random subsets for differential privacy, and the budget that each release is charged to.
+"""Gaussian noise and random subsets for differential privacy, and the budget that each release is
+charged to.
 
-A guarantee holds only if nobody can guess the draws. A party with a secret, such as one at a node, takes them fresh
-from the generator of the operating system. Without a secret, as in a simulation on one machine, they come from the
-run's seed: the run can be repeated, has the same statistics, and protects nobody.
+A guarantee holds only if nobody can guess the draws. A party with a secret, such as one at a node,
+takes them fresh from the generator of the operating system. Without a secret, as in a simulation on
+one machine, they come from the run's seed: the run can be repeated, has the same statistics, and
+protects nobody.
 
-Fresh draws differ each time, also for the same content: equal replies to two questions would tell that their contents
-are equal, which may depend on a single row. Averaging many replies is what the budget bounds.
+Fresh draws differ each time, also for the same content: equal replies to two questions would tell
+that their contents are equal, which may depend on a single row. Averaging many replies is what the
+budget bounds.
 
-The last bits of a floating-point number can tell which sums are possible (I. Mironov, "On Significance of the Least
-Significant Bits for Differential Privacy", CCS 2012). So sum and noise are rounded to one lattice before they are
-added. Rounding the noise is post-processing; rounding the sum adds at most √d steps to the sensitivity of d
-numbers, and the noise grows with it.
+The last bits of a floating-point number can tell which sums are possible (I. Mironov, "On
+Significance of the Least Significant Bits for Differential Privacy", CCS 2012). So sum and noise
+are rounded to one lattice before they are added. Rounding the noise is post-processing; rounding
+the sum adds at most √d steps to the sensitivity of d numbers, and the noise grows with it.
 """
 
 import logging
@@ -45,7 +48,9 @@ class Draws:
         self._rng = rng
 
     def included(self, rows: int, rate: float) -> Tensor:
-        """The numbers (k,) of the rows of a random subset, each included independently with probability `rate`."""
+        """The numbers (k,) of the rows of a random subset, each included independently with
+        probability `rate`.
+        """
         u = 1 - _uniform(rows) if self._rng is None else self._rng.random(rows)
         return torch.from_numpy(np.flatnonzero(u < rate))
 
@@ -69,30 +74,40 @@ class Draws:
         """
         if self._rng is not None:
             single = x.dtype == torch.float32
-            drawn = self._rng.standard_normal(tuple(x.shape), dtype=np.float32 if single else np.float64)
+            drawn = self._rng.standard_normal(
+                tuple(x.shape), dtype=np.float32 if single else np.float64
+            )
             return x + deviation * torch.from_numpy(drawn).to(x.device, x.dtype)
         step, grown = sensitivity * LATTICE, 1 + math.sqrt(x.numel()) * LATTICE
         noise = torch.from_numpy(_normal(x.numel()).reshape(tuple(x.shape)))
-        steps = (x.detach().cpu().double() / step).round() + (noise * (deviation * grown / step)).round()
+        steps = (x.detach().cpu().double() / step).round() + (
+            noise * (deviation * grown / step)
+        ).round()
         return (steps * step).to(x.device, x.dtype)
 
 
 def draws(party: Party[object], purpose: str, *keys: int) -> Draws:
-    """The draws of a party's release: fresh ones if it has a secret, otherwise those of its stream."""
+    """The draws of a party's release: fresh ones if it has a secret, otherwise those
+    of its stream.
+    """
     found = Draws(None if party.context.secret is not None else party.stream(purpose, *keys))
     party.note(SIMULATED, float(found.simulated))
     return found
 
 
-def charge(party: Party[object], sigma: float, count: int = 1, rate: float = 1.0, excess: float = 0.0) -> None:
-    """Charge releases to the budget of the party's rows, if it has one. Call it before they are made.
+def charge(
+    party: Party[object], sigma: float, count: int = 1, rate: float = 1.0, excess: float = 0.0
+) -> None:
+    """Charge releases to the budget of the party's rows, if it has one. Call it before they are
+    made.
 
-    Noise of a party without a secret protects nobody, so it is not a release that a budget could allow.
+    Noise of a party without a secret protects nobody, so it is not a release that a budget could
+    allow.
 
     Args:
         party: makes them.
-        sigma: standard deviation of the noise over the sensitivity, where adjacent data sets differ in one row that
-            counts as nothing in one of them.
+        sigma: standard deviation of the noise over the sensitivity, where adjacent data sets differ
+            in one row that counts as nothing in one of them.
         count: their number.
         rate: the probability with which each row is included.
         excess: see `Releases`.
@@ -105,8 +120,10 @@ def charge(party: Party[object], sigma: float, count: int = 1, rate: float = 1.0
 
 
 def or_nothing(party: Party[object], compute: Callable[[], Tensor], nothing: Tensor) -> Tensor:
-    """The result of `compute`, which reads the party's rows and gets noise; `nothing` if it fails at a party with a
-    secret, as a failure that others see may tell of a row. The node's log has the reason."""
+    """The result of `compute`, which reads the party's rows and gets noise; `nothing` if it fails
+    at a party with a secret, as a failure that others see may tell of a row. The node's log has the
+    reason.
+    """
     try:
         return compute()
     except Exception:
@@ -118,7 +135,9 @@ def or_nothing(party: Party[object], compute: Callable[[], Tensor], nothing: Ten
 
 def _uniform(count: int) -> np.ndarray:
     """Numbers (count,) float64 in (0, 1], from the generator of the operating system."""
-    return ((np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)) + 1.0) * 2.0**-53
+    return (
+        (np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)) + 1.0
+    ) * 2.0**-53
 
 
 def _normal(count: int) -> np.ndarray:

@@ -1,12 +1,14 @@
 """Robust aggregation: means of n vectors of which f may be arbitrary.
 
-Sources: median and trimmed mean, D. Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018; Krum and
-multi-Krum, P. Blanchard et al., "Machine Learning with Adversaries", NeurIPS 2017; centered clipping, S. P.
-Karimireddy, L. He, M. Jaggi, "Learning from History for Byzantine Robust Optimization", ICML 2021.
+Sources: median and trimmed mean, D. Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018;
+Krum and multi-Krum, P. Blanchard et al., "Machine Learning with Adversaries", NeurIPS 2017;
+centered clipping, S. P. Karimireddy, L. He, M. Jaggi, "Learning from History for Byzantine Robust
+Optimization", ICML 2021.
 
-A rule sees claims, not rows: it weighs all vectors alike, because a row count is a claim too; `clip` and `centered` can
-keep weights that the receiver chose itself. Under skewed data an honest vector may be the outlier, so a rule costs
-accuracy where nobody lies. All sums are in float64 in the order of the vectors, so every engine gives the same result.
+A rule sees claims, not rows: it weighs all vectors alike, because a row count is a claim too;
+`clip` and `centered` can keep weights that the receiver chose itself. Under skewed data an honest
+vector may be the outlier, so a rule costs accuracy where nobody lies. All sums are in float64 in
+the order of the vectors, so every engine gives the same result.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,9 @@ CENTERED_STEPS: Final = 3
 
 
 def needed(rule: Rule, f: int) -> int:
-    """The smallest number of vectors with which a rule withstands f arbitrary ones; 1 for `mean`."""
+    """The smallest number of vectors with which a rule withstands f arbitrary ones; 1
+    for `mean`.
+    """
     return 1 if rule == "mean" else 2 * f + 3 if rule in ("krum", "multikrum") else 2 * f + 1
 
 
@@ -42,8 +46,10 @@ def combine(
         rows: the vectors (n, d), finite.
         rule: how they are combined; with `mean` the uniform mean.
         f: the number of arbitrary vectors to withstand (trimmed, krum, multikrum).
-        center: (d,) the starting point of the clients (clip, centered); None for the median of each number.
-        radius: largest distance from `center` that counts in full (clip, centered); None for the median distance.
+        center: (d,) the starting point of the clients (clip, centered); None for the median of each
+            number.
+        radius: largest distance from `center` that counts in full (clip, centered); None for the
+            median distance.
         weights: (n,) weights that sum to 1 (clip, centered); None for equal ones.
 
     Raises:
@@ -70,13 +76,17 @@ def combine(
 
 
 def median(x: Tensor) -> Tensor:
-    """The median (d,) of each number of the vectors x (n, d); the mean of the middle two if n is even."""
+    """The median (d,) of each number of the vectors x (n, d); the mean of the middle two if n is
+    even.
+    """
     ordered = x.sort(0).values
     return (ordered[(len(x) - 1) // 2] + ordered[len(x) // 2]) / 2
 
 
 def krum_scores(x: Tensor, f: int) -> Tensor:
-    """The scores (n,): the sum of squared distances of each vector to its n - f - 2 nearest others."""
+    """The scores (n,): the sum of squared distances of each vector to its n - f - 2
+    nearest others.
+    """
     squared = torch.stack([(x - row).square().sum(1) for row in x])
     return squared.sort(1).values[:, 1 : len(x) - f - 1].sum(1)  # column 0 is the vector itself
 
@@ -92,7 +102,9 @@ def clipped(x: Tensor, radius: float | None) -> Tensor:
 def combine_trees(
     trees: Sequence[Any], rule: Rule, *, f: int, center: Any = None, weights: Tensor | None = None
 ) -> Any:
-    """`combine` over trees of tensors of one structure, each taken as one vector; `center` is such a tree, too."""
+    """`combine` over trees of tensors of one structure, each taken as one vector; `center` is such
+    a tree, too.
+    """
     like = trees[0]
     x = torch.stack([flat(tree, like) for tree in trees])
     start = None if center is None else flat(center, like).to(x.device)
@@ -112,7 +124,7 @@ def shaped(whole: Tensor, like: Any) -> Any:
     return map_tensors(lambda x: next(parts).view_as(x).to(x.dtype), like)
 
 
-# -- answers: clients' outputs for the same rows ---------------------------------------------------------------------
+# -- answers: clients' outputs for the same rows ---------------------------------------------------
 
 
 def combine_values(values: Tensor, rule: Rule, *, f: int) -> Tensor:
@@ -123,8 +135,8 @@ def combine_values(values: Tensor, rule: Rule, *, f: int) -> Tensor:
 def combine_logits(logits: Tensor, rule: Rule, *, f: int) -> Tensor:
     """The aggregate (..., K) of clients' logits (n, ..., K).
 
-    A constant in all logits of a row changes no probability, so the rule sees each row without its mean over classes;
-    the median of these means is added again.
+    A constant in all logits of a row changes no probability, so the rule sees each row without its
+    mean over classes; the median of these means is added again.
     """
     x = logits.double()
     level = x.mean(-1, keepdim=True)
@@ -135,14 +147,16 @@ def combine_logits(logits: Tensor, rule: Rule, *, f: int) -> Tensor:
 def combine_probabilities(probabilities: Tensor, rule: Rule, *, f: int) -> Tensor:
     """The aggregate (..., K) of clients' probabilities (n, ..., K), which sums to 1 over classes.
 
-    A row of which nothing is left, such as the median of labels that all differ, takes the mean, which one client moves
-    by 1 / n at most.
+    A row of which nothing is left, such as the median of labels that all differ, takes the mean,
+    which one client moves by 1 / n at most.
     """
     return normalized(combine_values(probabilities, rule, f=f), probabilities.mean(0))
 
 
 def normalized(found: Tensor, otherwise: Tensor) -> Tensor:
-    """Numbers (..., K) without the negative ones, divided by their sum over classes; `otherwise` where it is 0."""
+    """Numbers (..., K) without the negative ones, divided by their sum over classes; `otherwise`
+    where it is 0.
+    """
     found = found.clamp_min(0)
     left = found.sum(-1, keepdim=True)
     return torch.where(left > 0, found / left.clamp_min(torch.finfo(found.dtype).tiny), otherwise)

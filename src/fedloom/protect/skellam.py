@@ -1,10 +1,13 @@
-"""Skellam noise: integers whose sum over parties is again Skellam, so that a secure sum has central privacy.
+"""Skellam noise: integers whose sum over parties is again Skellam, so that a secure sum has central
+privacy.
 
-Paper: N. Agarwal, P. Kairouz, Z. Liu, "The Skellam Mechanism for Differentially Private Federated Learning", NeurIPS
+Paper: N. Agarwal, P. Kairouz, Z. Liu, "The Skellam Mechanism for Differentially Private Federated
+    Learning", NeurIPS
 2021. A Skellam variable of variance μ is the difference of two Poisson variables of mean μ / 2.
 
-A Poisson variable is drawn by inversion of its distribution function, in 128 bits: integers alone, so that no rounding
-of floats tells anything. The drawn distribution is within 2^-100 of Poisson's, in total variation.
+A Poisson variable is drawn by inversion of its distribution function, in 128 bits: integers alone,
+so that no rounding of floats tells anything. The drawn distribution is within 2^-100 of Poisson's,
+in total variation.
 """
 
 import math
@@ -49,7 +52,9 @@ class Poisson:
         high = np.frombuffer(random(8 * count), dtype="<u8")
         at = np.searchsorted(self._words, high, side="right")
         for k in np.flatnonzero((at > 0) & (self._words[at - 1] == high)):  # 64 bits do not decide
-            at[k] = bisect_right(self._below, (int(high[k]) << 64) + int.from_bytes(random(8), "little"))
+            at[k] = bisect_right(
+                self._below, (int(high[k]) << 64) + int.from_bytes(random(8), "little")
+            )
         return at.astype(np.int64) + self._first
 
 
@@ -65,7 +70,8 @@ def skellam(half: int, count: int, random: Callable[[int], bytes] = os.urandom) 
 
 
 def excess(sigma: float, norm: float, d: int) -> float:
-    """By how much the Rényi divergence of a release of d integers exceeds that of Gaussian noise, at most, at any
+    """By how much the Rényi divergence of a release of d integers exceeds that of Gaussian noise,
+    at most, at any
     order: Theorem 3.5, with 3 Δ₁ / 2μ and Δ₁ <= √d Δ₂.
 
     Args:

@@ -1,7 +1,8 @@
 """A certificate authority (CA) in a folder, for small federations; any other CA can replace it.
 
-The folder holds `ca.pem`, `ca.key`, `issued.csv` (issued certificates with revocation dates) and `revoked.pem`.
-Whoever has `ca.key` can impersonate any party, so it has a password, and belongs on no node. A site makes its own key
+The folder holds `ca.pem`, `ca.key`, `issued.csv` (issued certificates with revocation dates) and
+`revoked.pem`. Whoever has `ca.key` can impersonate any party, so it has a password, and belongs on
+no node. A site makes its own key
 and a request, which the CA signs: no key leaves the machine that made it.
 """
 
@@ -32,10 +33,13 @@ from fedloom.core.errors import ConfigError
 
 CA, CA_KEY, ISSUED, REVOKED = "ca.pem", "ca.key", "issued.csv", "revoked.pem"
 CA_DAYS, DAYS, LIST_DAYS = 3650, 30, 7
-"""Validity of the CA, by default of a certificate, and of the list of revoked certificates, in days."""
+"""Validity of the CA, by default of a certificate, and of the list of revoked certificates, in
+days.
+"""
 ROLES = ("submit", "approve", "stop", "audit")
-"""What a certificate may allow its owner at nodes that allow it, too: to start runs, and at a site to approve one, to
-stop one, and to confirm the audit log."""
+"""What a certificate may allow its owner at nodes that allow it, too: to start runs, and at a site
+to approve one, to stop one, and to confirm the audit log.
+"""
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey
 _AGO = timedelta(hours=1)
 """How long before its creation a certificate becomes valid, for machines with slow clocks."""
@@ -93,7 +97,10 @@ class CertificateAuthority:
         except (ValueError, TypeError) as error:
             why = "the password is wrong" if secret else str(error)
             raise ConfigError(f"{folder / CA_KEY} cannot be used: {why}") from None
-        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != self.certificate.public_key():
+        if (
+            not isinstance(key, ec.EllipticCurvePrivateKey)
+            or key.public_key() != self.certificate.public_key()
+        ):
             raise ConfigError(f"{folder / CA_KEY} is not the key of {folder / CA}")
         self._key = key
 
@@ -111,7 +118,13 @@ class CertificateAuthority:
         if (folder / CA).exists() or (folder / CA_KEY).exists():
             raise ConfigError(f"{folder} holds a CA already; choose another folder")
         key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedloom {x509.random_serial_number():x}"[:40])])
+        name = x509.Name(
+            [
+                x509.NameAttribute(
+                    NameOID.COMMON_NAME, f"fedloom {x509.random_serial_number():x}"[:40]
+                )
+            ]
+        )
         usage = _usage(key_cert_sign=True, crl_sign=True)
         made = (
             _certificate(name, name, key.public_key(), datetime.now(UTC) + timedelta(days=CA_DAYS))
@@ -128,7 +141,9 @@ class CertificateAuthority:
         return authority
 
     def issue(self, name: str, days: int, roles: Sequence[str] = ()) -> tuple[bytes, bytes]:
-        """A new certificate for `name` and its key, in PEM: (certificate, key). It never outlasts the CA."""
+        """A new certificate for `name` and its key, in PEM: (certificate, key). It never outlasts
+        the CA.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         return self.sign(Request(name, (*roles,), key.public_key()), days), _pem(key)
 
@@ -146,7 +161,9 @@ class CertificateAuthority:
             .add_extension(self._above(), critical=False)
             .sign(self._key, SHA256())
         )
-        self._record([*self.issued(), IssuedCertificate(name, made.serial_number, f"{ends:%Y-%m-%d}")])
+        self._record(
+            [*self.issued(), IssuedCertificate(name, made.serial_number, f"{ends:%Y-%m-%d}")]
+        )
         return made.public_bytes(Encoding.PEM)
 
     def refresh(self) -> None:
@@ -154,7 +171,8 @@ class CertificateAuthority:
         self._list([*self._listed()])
 
     def revoke(self, name: str) -> int:
-        """Revoke every certificate of `name`, and write the list. Returns the number of newly revoked ones.
+        """Revoke every certificate of `name`, and write the list. Returns the number of newly
+        revoked ones.
 
         Raises:
             ConfigError: the CA has issued no certificate for that name.
@@ -162,7 +180,9 @@ class CertificateAuthority:
         issued = self.issued()
         serials = {one.serial for one in issued if one.name == name}
         if not serials:
-            raise ConfigError(f"{self.folder / ISSUED} lists no certificate of {name!r}; check the name")
+            raise ConfigError(
+                f"{self.folder / ISSUED} lists no certificate of {name!r}; check the name"
+            )
         before = list(self._listed())
         now = datetime.now(UTC)
         new = [
@@ -178,7 +198,10 @@ class CertificateAuthority:
         with (self.folder / ISSUED).open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         return [
-            IssuedCertificate(row["name"], int(row["serial"]), row["ends"], row.get("revoked") or "") for row in rows
+            IssuedCertificate(
+                row["name"], int(row["serial"]), row["ends"], row.get("revoked") or ""
+            )
+            for row in rows
         ]
 
     def _record(self, issued: list[IssuedCertificate]) -> None:
@@ -194,11 +217,17 @@ class CertificateAuthority:
         try:
             return x509.load_pem_x509_crl((self.folder / REVOKED).read_bytes())
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.folder / REVOKED} cannot be read ({error}); copy it from a node") from None
+            raise ConfigError(
+                f"{self.folder / REVOKED} cannot be read ({error}); copy it from a node"
+            ) from None
 
     def _list(self, revoked: list[x509.RevokedCertificate]) -> None:
-        """Sign and write the list. It soon expires, so that nobody can withhold a newer one for long."""
-        ends = min(datetime.now(UTC) + timedelta(days=LIST_DAYS), self.certificate.not_valid_after_utc)
+        """Sign and write the list. It soon expires, so that nobody can withhold a newer one for
+        long.
+        """
+        ends = min(
+            datetime.now(UTC) + timedelta(days=LIST_DAYS), self.certificate.not_valid_after_utc
+        )
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)
@@ -216,7 +245,8 @@ class CertificateAuthority:
 
 
 def make_request(name: str, roles: Sequence[str], folder: Path) -> Request:
-    """Make a key and write a request for its certificate, `key.pem` and `request.pem`; a key that is there is kept.
+    """Make a key and write a request for its certificate, `key.pem` and `request.pem`; a key that
+    is there is kept.
 
     Raises:
         ConfigError: the key that is there cannot be used.
@@ -226,9 +256,15 @@ def make_request(name: str, roles: Sequence[str], folder: Path) -> Request:
         try:
             key = load_pem_private_key(path.read_bytes(), password=None)
         except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(f"{path} cannot be used ({error}): move it away for a new key") from None
-        if not isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey):
-            raise ConfigError(f"{path} must be an EC, RSA or Ed25519 key: move it away for a new key")
+            raise ConfigError(
+                f"{path} cannot be used ({error}): move it away for a new key"
+            ) from None
+        if not isinstance(
+            key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
+        ):
+            raise ConfigError(
+                f"{path} must be an EC, RSA or Ed25519 key: move it away for a new key"
+            )
     else:
         key = ec.generate_private_key(ec.SECP256R1())
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -243,7 +279,8 @@ def read_request(path: Path) -> Request:
     """The request in a file, whose sender has the key; nothing else about it is proved.
 
     Raises:
-        ConfigError: it is no request, is not signed by its key, or asks for something that does not exist.
+        ConfigError: it is no request, is not signed by its key, or asks for something that does not
+            exist.
     """
     try:
         found = x509.load_pem_x509_csr(path.read_bytes())
@@ -255,7 +292,9 @@ def read_request(path: Path) -> Request:
             f"{path} is no PEM request for a certificate; make one with fedloom certs --request"
         ) from None
     if not signed:
-        raise ConfigError(f"{path} is not signed by the key in it; make it again with fedloom certs --request")
+        raise ConfigError(
+            f"{path} is not signed by the key in it; make it again with fedloom certs --request"
+        )
     short = isinstance(key, rsa.RSAPublicKey) and key.key_size < 3072
     if short or not isinstance(key, PublicKey):
         raise ConfigError(f"{path}: the key must be EC, Ed25519, or RSA of at least 3072 bits")
@@ -272,7 +311,9 @@ def read_request(path: Path) -> Request:
 
 def fingerprint(key: PublicKey) -> str:
     """The first half of the SHA-256 of a public key, in groups of four hexadecimal digits."""
-    text = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()[:32]
+    text = hashlib.sha256(
+        key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    ).hexdigest()[:32]
     return " ".join(text[at : at + 4] for at in range(0, 32, 4))
 
 
@@ -285,14 +326,18 @@ def write(path: Path, data: bytes, secret: bool = False) -> None:
     """Write or replace a file atomically; a secret is readable by its owner only."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as file:
+    with open(
+        os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb"
+    ) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, key: PublicKey, ends: datetime) -> x509.CertificateBuilder:
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: PublicKey, ends: datetime
+) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -306,7 +351,10 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: PublicKey, ends: da
 
 
 def _usage(**what: bool) -> x509.KeyUsage:
-    names = "digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign"
+    names = (
+        "digital_signature content_commitment key_encipherment data_encipherment key_agreement "
+        "key_cert_sign"
+    )
     none = dict.fromkeys([*names.split(), "crl_sign", "encipher_only", "decipher_only"], False)
     return x509.KeyUsage(**none | what)
 

@@ -25,7 +25,9 @@ RelativeName = Annotated[str, AfterValidator(_beside)]
 class FileSection(BaseModel):
     """A table of such a file: frozen, and unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
 
 
 ConfigT = TypeVar("ConfigT", bound=FileSection)

@@ -55,7 +55,7 @@ dataset = "digits"
 # encode.notes = "text"  # columns of texts or dates
 # lacks = ["thal"]  # columns that this file does not have, and that a run may take as missing here
 # score = false  # whether models may be scored on held-out rows of this file
-""")
+""")  # noqa: E501
 _FEDERATION_TOML = Template("""\
 # The coordinator's federation: give this file to fedloom run as --federation. Paths are relative to it.
 ca = "$me/ca.pem"
@@ -67,11 +67,12 @@ revoked = "$me/revoked.pem"
 listen = "$listen"
 
 # Party k of a run is at the k-th node, counted from 0. Names are those in their certificates.
-""")
+""")  # noqa: E501
 
 
 def read(folder: Path) -> tuple[list[str], str]:
-    """The names of the nodes in a folder's `federation.toml`, none if the file does not exist; and its address.
+    """The names of the nodes in a folder's `federation.toml`, none if the file does not exist; and
+    its address.
 
     Raises:
         ConfigError: the file is invalid.

@@ -41,13 +41,16 @@ class Transport:
 
     Attributes:
         name: of the engine in a run's record.
-        connect: makes the connections with nodes in the engine's own loop, from their names and the run's id; its last
-            argument is called with a node's name and whether it is reachable, whenever that changes.
+        connect: makes the connections with nodes in the engine's own loop, from their names and the
+            run's id; its last argument is called with a node's name and whether it is reachable,
+            whenever that changes.
         peers: whether nodes reach each other.
     """
 
     name: str
-    connect: Callable[[Sequence[str], str, Callable[[str, bool], None]], Awaitable[Sequence[Connection]]]
+    connect: Callable[
+        [Sequence[str], str, Callable[[str, bool], None]], Awaitable[Sequence[Connection]]
+    ]
     peers: bool = True
 
 

@@ -1,4 +1,6 @@
-"""The coordinator of a run with parties at nodes: reads the federation's file and makes the engine."""
+"""The coordinator of a run with parties at nodes: reads the federation's file and
+makes the engine.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,14 +25,20 @@ from fedloom.remote.starts import check_node_count, keep_start, next_start, run_
 
 
 def backend(
-    run: RunConfig, folder: Path | None = None, *, resume: bool = False, stop: Callable[[], bool] = lambda: False
+    run: RunConfig,
+    folder: Path | None = None,
+    *,
+    resume: bool = False,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Backend:
-    """The nodes of the run's federation file, and the coordinator's own files; arguments as of `execute`.
+    """The nodes of the run's federation file, and the coordinator's own files; arguments as of
+    `execute`.
 
     Rows of parties that hold different columns are matched with the nodes first.
 
     Raises:
-        ConfigError, DataError, EngineError: the federation or its files cannot be used, or matching failed.
+        ConfigError, DataError, EngineError: the federation or its files cannot be used, or matching
+        failed.
     """
     run.engine.check()
     federation = federation_of(run)
@@ -68,10 +76,14 @@ def node_set(federation: FederationConfig, *, stop: Callable[[], bool] = lambda:
     names = [node.name for node in federation.nodes]
     limits = {node.name: node.max_rows or federation.max_rows for node in federation.nodes}
     max_rows = {name: limit for name, limit in limits.items() if limit is not None}
-    return NodeSet(names, Transport("net", connect), timeouts, own, federation.secret_draw, max_rows)
+    return NodeSet(
+        names, Transport("net", connect), timeouts, own, federation.secret_draw, max_rows
+    )
 
 
-def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resume: bool = False) -> Engine:
+def at_nodes(
+    plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resume: bool = False
+) -> Engine:
     """An engine whose parties are at nodes, except those colocated with the coordinator.
 
     Args:
@@ -81,19 +93,20 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
         resume: whether the run may have begun before.
 
     Raises:
-        ConfigError: the run has a setting that nodes cannot fulfill, or another number of parties than there are nodes.
+        ConfigError: the run has a setting that nodes cannot fulfill, or another number of parties
+            than there are nodes.
         EngineError: a node cannot be reached.
     """
     run = plan.run
     if run.evaluate.attack_labels is not None:
         raise ConfigError(
-            "evaluate.attack_labels needs embeddings of aligned rows, which nodes never send. Leave it out here, and "
-            "measure attacks in a run on one machine"
+            "evaluate.attack_labels needs embeddings of aligned rows, which nodes never send. "
+            "Leave it out here, and measure attacks in a run on one machine"
         )
     if run.evaluate.leaks:
         raise ConfigError(
-            "evaluate.leaks needs the rows of all parties, which nodes never send. Leave it out here, and set it in a "
-            "run on one machine"
+            "evaluate.leaks needs the rows of all parties, which nodes never send. Leave it out "
+            "here, and set it in a run on one machine"
         )
     remote = [i for i in range(len(plan.clients)) if i not in plan.colocated]
     check_node_count(len(remote), len(nodes.names), len(plan.colocated))
@@ -103,7 +116,9 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
         [plan.clients[i]() for i in plan.colocated],
         plan.names,
         config=told.model_dump_json(),
-        differences=lambda i, theirs: differences(expected(plan, i), theirs, run.data.name if run.data.own else ""),
+        differences=lambda i, theirs: differences(
+            expected(plan, i), theirs, run.data.name if run.data.own else ""
+        ),
         run=plan.known_as or run_id(run, plan.cfg, nodes.own, folder),
         transport=nodes.transport,
         resume=resume,

@@ -1,7 +1,8 @@
-"""A party's credentials: its certificate and key, the federation's CA, and the list of revoked certificates.
+"""A party's credentials: its certificate and key, the federation's CA, and the list of revoked
+certificates.
 
-Names come from certificates only, and both ends of every connection present one. A certificate needs a DNS name such as
-`hospital-a`; its owner's address may be any.
+Names come from certificates only, and both ends of every connection present one. A certificate
+needs a DNS name such as `hospital-a`; its owner's address may be any.
 """
 
 import asyncio
@@ -20,7 +21,11 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+)
 
 from fedloom.core.errors import ConfigError, EngineError
 
@@ -29,13 +34,18 @@ log = logging.getLogger("fedloom.net")
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _REPAIRS = {
     **dict.fromkeys(
-        (18, 19, 20, 21), "its certificate is from another CA than ca in node.toml; use files of one federation"
+        (18, 19, 20, 21),
+        "its certificate is from another CA than ca in node.toml; use files of one federation",
     ),
     62: "correct the name or the address in callers of node.toml",
 }
-"""OpenSSL's codes for a certificate that no known CA has signed, and for a valid one with another name."""
+"""OpenSSL's codes for a certificate that no known CA has signed, and for a valid one with another
+name.
+"""
 _NEW_LIST = "the CA's owner makes a new one by fedloom certs --list: copy its revoked.pem here"
-_NEW_CERTIFICATE = "run fedloom certs --request NAME beside its key, and have the CA's owner sign request.pem"
+_NEW_CERTIFICATE = (
+    "run fedloom certs --request NAME beside its key, and have the CA's owner sign request.pem"
+)
 _PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.MAX_LENGTH)
 
 
@@ -47,12 +57,12 @@ class Credentials:
         ca: PEM certificates of the CA.
         certificate: the local certificate in PEM, followed by any intermediate certificates.
         key: its private key in PEM, without a password.
-        revoked: PEM list of revoked certificates (CRL), read again whenever it changes. Without a list, a stolen key
-            works until its certificate expires.
+        revoked: PEM list of revoked certificates (CRL), read again whenever it changes. Without a
+            list, a stolen key works until its certificate expires.
 
     Raises:
-        ConfigError: a file is missing or unreadable, the key does not match, or the certificate is expired, not yet
-            valid, not signed by this CA, or too weak for OpenSSL.
+        ConfigError: a file is missing or unreadable, the key does not match, or the certificate is
+            expired, not yet valid, not signed by this CA, or too weak for OpenSSL.
     """
 
     ca: Path
@@ -80,7 +90,9 @@ class Credentials:
             client.load_cert_chain(self.certificate, self.key)
         except ssl.SSLError as error:
             why = error.reason or "unknown reason"
-            raise ConfigError(f"OpenSSL rejects {self.certificate} ({why}); ask the CA for a new certificate") from None
+            raise ConfigError(
+                f"OpenSSL rejects {self.certificate} ({why}); ask the CA for a new certificate"
+            ) from None
         client.set_alpn_protocols(["h2"])
         object.__setattr__(self, "_client", client)
 
@@ -107,17 +119,22 @@ class Credentials:
 
     def server(self) -> grpc.ServerCredentials:
         """For a server that requires a certificate of the CA; `caller` gives the caller's name."""
-        return grpc.ssl_server_credentials([(self._key, self._certificate)], self._ca, require_client_auth=True)
+        return grpc.ssl_server_credentials(
+            [(self._key, self._certificate)], self._ca, require_client_auth=True
+        )
 
     def channel(self, only: bytes | None = None) -> grpc.ChannelCredentials:
-        """For a channel to a server with any certificate of the CA, or with the one that `check_server` returned.
+        """For a channel to a server with any certificate of the CA, or with the one that
+        `check_server` returned.
 
         The channel must also name the server: option `("grpc.ssl_target_name_override", name)`.
         """
         return grpc.ssl_channel_credentials(only or self._ca, self._key, self._certificate)
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """For TLS 1.3 without a socket of its own, in which both ends present certificates: see `sealed`."""
+        """For TLS 1.3 without a socket of its own, in which both ends present certificates: see
+        `sealed`.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
@@ -128,10 +145,12 @@ class Credentials:
         return context
 
     def caller(self, context: Mapping[str, Iterable[bytes]]) -> str | None:
-        """The name in a caller's certificate; None if it is missing, revoked, expired or not yet valid.
+        """The name in a caller's certificate; None if it is missing, revoked, expired or not yet
+        valid.
 
         Args:
-            context: `auth_context()` of the call; gRPC has checked the signatures. Cheap enough for every call.
+            context: `auth_context()` of the call; gRPC has checked the signatures. Cheap enough for
+                every call.
         """
         for pem in context.get("x509_pem_cert", ()):
             try:
@@ -140,10 +159,15 @@ class Credentials:
                 return None
             why = "" if self._list is None else self._list.against(shown)
             if not shown.begins <= datetime.now(UTC) <= shown.ends:
-                why = f"its certificate is valid from {shown.begins:%Y-%m-%d} to {shown.ends:%Y-%m-%d}"
+                why = (
+                    f"its certificate is valid from {shown.begins:%Y-%m-%d} to "
+                    f"{shown.ends:%Y-%m-%d}"
+                )
             if why != self._told.get(shown.name, ""):  # not at each call
                 self._told[shown.name] = why
-                log.warning("%a is %s", shown.name, f"not accepted: {why}" if why else "accepted again")
+                log.warning(
+                    "%a is %s", shown.name, f"not accepted: {why}" if why else "accepted again"
+                )
             return None if why else shown.name or None
         return None
 
@@ -161,10 +185,13 @@ class Credentials:
             return key.sign(text, _PSS, SHA256())
         if isinstance(key, ed25519.Ed25519PrivateKey):
             return key.sign(text)
-        raise ConfigError(f"{self.key}: secure sums need an EC, RSA or Ed25519 key, not {type(key).__name__}")
+        raise ConfigError(
+            f"{self.key}: secure sums need an EC, RSA or Ed25519 key, not {type(key).__name__}"
+        )
 
     def signed(self, name: str, shown: bytes, text: bytes, signature: bytes) -> bool:
-        """Whether a text was signed by the owner of a certificate of this CA for `name`, which is valid now.
+        """Whether a text was signed by the owner of a certificate of this CA for `name`, which is
+        valid now.
 
         Args:
             name: of the expected signer.
@@ -175,17 +202,27 @@ class Credentials:
         try:
             chain = x509.load_pem_x509_certificates(shown)
             _check_chain(self.certificate, chain, self.ca, _certificates(self.ca, self._ca))
-            if not all(one.extensions.get_extension_for_class(x509.BasicConstraints).value.ca for one in chain[1:]):
+            if not all(
+                one.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+                for one in chain[1:]
+            ):
                 return False  # the key of a node's certificate issues no others
             if self.caller({"x509_pem_cert": [shown]}) != name:
                 return False
             check_signature(chain[0], text, signature)
-        except (ValueError, InvalidSignature, ConfigError, x509.ExtensionNotFound, x509.DuplicateExtension):
+        except (
+            ValueError,
+            InvalidSignature,
+            ConfigError,
+            x509.ExtensionNotFound,
+            x509.DuplicateExtension,
+        ):
             return False
         return True
 
     async def check_server(self, address: str, name: str, seconds: float = 5.0) -> bytes:
-        """Connect once, and check a server's name and revocation, which gRPC's clients cannot check.
+        """Connect once, and check a server's name and revocation, which gRPC's clients cannot
+        check.
 
         Args:
             address: `host:port` or `unix:/path`.
@@ -199,7 +236,8 @@ class Credentials:
             EngineError: no answer, or an untrusted server; the text gives the reason.
         """
         untrusted = f"the server at {address} is not trusted as {name}"
-        if datetime.now(UTC) > (ends := _shown(self._certificate).ends):  # the server would only break the connection
+        # the server would only break the connection
+        if datetime.now(UTC) > (ends := _shown(self._certificate).ends):
             raise EngineError(f"{self.certificate} expired on {ends:%Y-%m-%d}; {_NEW_CERTIFICATE}")
         try:
             async with asyncio.timeout(seconds):
@@ -209,7 +247,9 @@ class Credentials:
             repair = _REPAIRS.get(getattr(error, "verify_code", 0), "")
             raise EngineError(f"{untrusted}: {why}{repair and f'; {repair}'}") from None
         except (OSError, TimeoutError) as error:
-            raise EngineError(f"{name} does not answer at {address}: {str(error) or 'timeout'}") from None
+            raise EngineError(
+                f"{name} does not answer at {address}: {str(error) or 'timeout'}"
+            ) from None
         except ValueError as error:  # such as a label that is too long for DNS
             raise EngineError(f"{address!r} is not a valid address of {name}: {error}") from None
         pem = ssl.DER_cert_to_PEM_cert(der).encode()
@@ -223,7 +263,8 @@ class Credentials:
 
 
 def check_signature(certificate: x509.Certificate, text: bytes, signature: bytes) -> None:
-    """Check that a certificate's key has signed a text; whose certificate it is must be checked apart.
+    """Check that a certificate's key has signed a text; whose certificate it is must be checked
+    apart.
 
     Raises:
         InvalidSignature: it has not, or the key is of a kind that signs nothing here.
@@ -297,7 +338,12 @@ def _shown(pem: bytes) -> _PresentedCertificate:
     units = found.subject.get_attributes_for_oid(x509.NameOID.ORGANIZATIONAL_UNIT_NAME)
     roles = tuple(str(one.value) for one in units)
     return _PresentedCertificate(
-        name, found.serial_number, found.issuer, found.not_valid_before_utc, found.not_valid_after_utc, roles
+        name,
+        found.serial_number,
+        found.issuer,
+        found.not_valid_before_utc,
+        found.not_valid_after_utc,
+        roles,
     )
 
 
@@ -314,7 +360,9 @@ class _RevocationList:
         self._take()
 
     def against(self, shown: _PresentedCertificate) -> str:
-        """Why a certificate is not trusted: revoked, or not covered by the list. "" for a trusted one."""
+        """Why a certificate is not trusted: revoked, or not covered by the list. "" for a trusted
+        one.
+        """
         stamp = self._now()
         if stamp != self._stamp:
             self._stamp = stamp
@@ -345,7 +393,9 @@ class _RevocationList:
                 f"{self._path} is not a PEM list of revoked certificates; copy it from the CA again"
             ) from None
         if not any(a.subject == found.issuer and _signed(found, a) for a in self._authorities):
-            raise ConfigError(f"{self._path} is not signed by the CA; copy the list from the CA again")
+            raise ConfigError(
+                f"{self._path} is not signed by the CA; copy the list from the CA again"
+            )
         ends = found.next_update_utc or datetime.max.replace(tzinfo=UTC)
         if ends < datetime.now(UTC):
             raise ConfigError(f"{self._path} expired on {ends:%Y-%m-%d}; {_NEW_LIST}")
@@ -365,30 +415,43 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; make it with fedloom certs --request") from None
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}; make it with fedloom certs --request"
+        ) from None
 
 
 def _certificates(path: Path, pem: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
-        raise ConfigError(f"{path} is not a PEM certificate; make one with fedloom certs --request") from None
+        raise ConfigError(
+            f"{path} is not a PEM certificate; make one with fedloom certs --request"
+        ) from None
 
 
-def _check_chain(path: Path, chain: list[x509.Certificate], ca: Path, authorities: list[x509.Certificate]) -> None:
-    """Check that each is signed by the next, the last by the CA, and that all are currently valid."""
+def _check_chain(
+    path: Path, chain: list[x509.Certificate], ca: Path, authorities: list[x509.Certificate]
+) -> None:
+    """Check that each is signed by the next, the last by the CA, and that all are
+    currently valid.
+    """
     now = datetime.now(UTC)
     for one in chain:
         if now < one.not_valid_before_utc:
             raise ConfigError(
-                f"{path} is not valid before {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; check the clock"
+                f"{path} is not valid before {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; "
+                "check the clock"
             )
         if now > one.not_valid_after_utc:
-            raise ConfigError(f"{path} expired on {one.not_valid_after_utc:%Y-%m-%d}; {_NEW_CERTIFICATE}")
+            raise ConfigError(
+                f"{path} expired on {one.not_valid_after_utc:%Y-%m-%d}; {_NEW_CERTIFICATE}"
+            )
     issuers = [[above] for above in chain[1:]] + [authorities]
     for one, above in zip(chain, issuers, strict=True):
         if not any(_issued(one, by) for by in above):
-            raise ConfigError(f"{path} is not signed by the CA in {ca}; use files of one federation")
+            raise ConfigError(
+                f"{path} is not signed by the CA in {ca}; use files of one federation"
+            )
 
 
 def _issued(one: x509.Certificate, by: x509.Certificate) -> bool:
@@ -408,7 +471,9 @@ def _check_key(path: Path, pem: bytes, of: Path, certificate: x509.Certificate) 
     except TypeError:
         raise ConfigError(f"{path} has a password; store the key without one") from None
     except ValueError:
-        raise ConfigError(f"{path} is not a PEM key; make one with fedloom certs --request") from None
+        raise ConfigError(
+            f"{path} is not a PEM key; make one with fedloom certs --request"
+        ) from None
     form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     if public.public_bytes(*form) != certificate.public_key().public_bytes(*form):
         raise ConfigError(f"{path} is not the key of {of}; copy both from the same folder")

@@ -1,8 +1,8 @@
 """The net engine: parties at nodes, each beside its own data.
 
-The coordinator holds colocated parties only. It sends tasks to nodes and receives their replies. Messages between peers
-pass through the coordinator sealed end to end: it learns who sent how much to whom, never the content. Calls to an
-unreachable node fail until it is back.
+The coordinator holds colocated parties only. It sends tasks to nodes and receives their replies.
+Messages between peers pass through the coordinator sealed end to end: it learns who sent how much
+to whom, never the content. Calls to an unreachable node fail until it is back.
 """
 
 import asyncio
@@ -30,7 +30,13 @@ from fedloom.protect.masks import question
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.connections import Timeouts, Transport
 from fedloom.remote.loop import ListeningLoop
-from fedloom.remote.node_session import NodeSession, RunContext, TaskResults, plain_arguments, reply_refs
+from fedloom.remote.node_session import (
+    NodeSession,
+    RunContext,
+    TaskResults,
+    plain_arguments,
+    reply_refs,
+)
 from fedloom.remote.rpc_errors import CallRefused
 from fedloom.remote.secure_sum import secure_sum
 
@@ -48,8 +54,8 @@ class NetEngine(Engine):
         colocated: parties in the coordinator's process.
         names: of all parties in the ledger.
         config: of the run, as text that nodes read.
-        differences: compares a node's facts about its party with the expected ones, and returns a sentence for each
-            difference.
+        differences: compares a node's facts about its party with the expected ones, and returns a
+            sentence for each difference.
         run: the run's id, 32 hexadecimal digits, the same when it is resumed.
         transport: how nodes are reached.
         resume: whether nodes may be asked to return to an earlier checkpoint.
@@ -91,13 +97,17 @@ class NetEngine(Engine):
         self._terms = terms
         self._colluders = colluders
         number = time_ns() if start is None else start
-        self._common = RunContext(run, number, config, resume, timeouts, dict(nodes), max_rows or {})
+        self._common = RunContext(
+            run, number, config, resume, timeouts, dict(nodes), max_rows or {}
+        )
         self._notes: dict[int, dict[str, Note]] = {}
         self._lost: set[tuple[int, int]] = set()
         self._sessions: dict[int, NodeSession] = {}
         self._begun = False
         self._loop = ListeningLoop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="fedloom-net", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="fedloom-net", daemon=True
+        )
         self._thread.start()
         try:
             self._await(self._begin())
@@ -105,7 +115,7 @@ class NetEngine(Engine):
             self.close()
             raise
 
-    # -- the interface of engines -------------------------------------------------------------------------
+    # -- the interface of engines ------------------------------------------------------------------
 
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         self._lost.clear()
@@ -115,23 +125,34 @@ class NetEngine(Engine):
 
     def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
         if not self._transport.peers:
-            raise ConfigError(f"nodes cannot reach each other over {self._transport.name}: use the engine net")
+            raise ConfigError(
+                f"nodes cannot reach each other over {self._transport.name}: use the engine net"
+            )
         replies = self._do(tasks, leave=True, expect=expect)
-        return [ReplyRef(None, failure=reply) if isinstance(reply, Failure) else reply for reply in replies]
+        return [
+            ReplyRef(None, failure=reply) if isinstance(reply, Failure) else reply
+            for reply in replies
+        ]
 
     def _sum(
         self, tasks: Sequence[Task], expect: Template, weight: str | None, whole: bool
     ) -> tuple[np.ndarray | None, list[Failure | None]]:
-        by_name = {self._sessions[task.party].name: task for task in tasks if task.party in self._sessions}
+        by_name = {
+            self._sessions[task.party].name: task for task in tasks if task.party in self._sessions
+        }
         if len(by_name) < len(tasks):
-            raise MethodError("a secure sum is among nodes: parties colocated with the coordinator take no part")
+            raise MethodError(
+                "a secure sum is among nodes: parties colocated with the coordinator take no part"
+            )
         try:
             shared = message.encode(dict(tasks[0].shared))
         except MessageError as error:
             return None, [refusal(task, task.shared, error) for task in tasks]
 
         async def run_masked(session: NodeSession, mask: Mapping[str, Any]) -> TaskResults:
-            return await session.run_tasks([by_name[session.name]], shared, False, expect, dict(mask))
+            return await session.run_tasks(
+                [by_name[session.name]], shared, False, expect, dict(mask)
+            )
 
         async def summed() -> tuple[np.ndarray | None, dict[str, Any], dict[str, Failure]]:
             await self._wait_for_nodes()
@@ -139,11 +160,15 @@ class NetEngine(Engine):
             context = f"{self._common.run}/{self._common.start}/{self._terms}"
             call = tasks[0].round, tasks[0].method
             d = size(expect, weight)
-            return await secure_sum(sessions, run_masked, context, weight, d, asked, call, self._colluders, whole)
+            return await secure_sum(
+                sessions, run_masked, context, weight, d, asked, call, self._colluders, whole
+            )
 
         def asked(names: Sequence[str], past: str) -> bytes:
             first, arguments = tasks[0], message.decode(shared)
-            return question(first.round, first.method, weight or "", spell(expect), names, arguments, past)
+            return question(
+                first.round, first.method, weight or "", spell(expect), names, arguments, past
+            )
 
         total, notes, lost = self._await(summed())
         for name, task in by_name.items():
@@ -164,8 +189,8 @@ class NetEngine(Engine):
             self._colocated.load(states)
 
     def digests(self) -> dict[int, str]:
-        """The SHA-256 of each party's state, as its node reports it; "" where it has rows of its own, or its
-        site has stopped the run.
+        """The SHA-256 of each party's state, as its node reports it; "" where it has rows of its
+        own, or its site has stopped the run.
 
         Raises:
             EngineError: a node is unreachable.
@@ -202,7 +227,9 @@ class NetEngine(Engine):
                 await session.ask("restore", self._common.which(round=round))
             except CallRefused as refusal:
                 if refusal.code == rpc_errors.UNKNOWN:
-                    raise CheckpointError(f"{session.name} cannot return to round {round}: {refusal.words}") from None
+                    raise CheckpointError(
+                        f"{session.name} cannot return to round {round}: {refusal.words}"
+                    ) from None
                 raise
 
         self._everywhere(ask, f"return to round {round}")
@@ -226,7 +253,10 @@ class NetEngine(Engine):
         sessions = self._sessions.values()
         sent, received = sum(s.link.sent for s in sessions), sum(s.link.received for s in sessions)
         names = ", ".join(session.name for session in sessions)
-        remarks = [f"parties at {names}", f"{sent:,} bytes sent to nodes and {received:,} received, protocol included"]
+        remarks = [
+            f"parties at {names}",
+            f"{sent:,} bytes sent to nodes and {received:,} received, protocol included",
+        ]
         remarks += [f"{s.name} lost its state and started again" for s in sessions if s.lost]
         return Account(self._transport.name, workers=len(self._sessions), remarks=tuple(remarks))
 
@@ -240,18 +270,23 @@ class NetEngine(Engine):
         self._thread.join()
         self._loop.close()
 
-    # -- start and end ----------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------
 
     async def _begin(self) -> None:
         """Connect to all nodes, and have them build their parties."""
         nodes = self._common.nodes
-        links = await self._transport.connect([*nodes.values()], self._common.run, self._link_changed)
+        links = await self._transport.connect(
+            [*nodes.values()], self._common.run, self._link_changed
+        )
         for (i, name), link in zip(nodes.items(), links, strict=True):
             self._sessions[i] = NodeSession(i, name, link, self._common)
         end = self._loop.time() + self._timeouts.start
         sessions = self._sessions.values()
-        await asyncio.gather(*(session.reach(end) for session in sessions))  # so that all are opened at once
-        answers = await asyncio.gather(*(session.start(end) for session in sessions), return_exceptions=True)
+        # so that all are opened at once
+        await asyncio.gather(*(session.reach(end) for session in sessions))
+        answers = await asyncio.gather(
+            *(session.start(end) for session in sessions), return_exceptions=True
+        )
         away, problems = list[NodeSession](), list[str]()
         for session, answer in zip(sessions, answers, strict=True):
             if isinstance(answer, CallRefused) and answer.code == rpc_errors.UNREACHABLE:
@@ -259,10 +294,13 @@ class NetEngine(Engine):
             elif isinstance(answer, CallRefused):
                 problems.append(f"{session.name} refuses the run: {answer.words}")
             elif not isinstance(answer, BaseException):
-                problems += [f"{session.name}: {line}" for line in self._differences(session.party, answer)]
+                problems += [
+                    f"{session.name}: {line}" for line in self._differences(session.party, answer)
+                ]
         if away:
             raise EngineError(
-                f"unreachable nodes: start fedloom node there; its log says why it cannot connect\n{_named(away)}"
+                "unreachable nodes: start fedloom node there; its log says why it cannot "
+                f"connect\n{_named(away)}"
             )
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, CallRefused):
@@ -272,13 +310,16 @@ class NetEngine(Engine):
         self._begun = True
 
     async def _end(self) -> None:
-        await asyncio.gather(*(session.close() for session in self._sessions.values()), return_exceptions=True)
+        await asyncio.gather(
+            *(session.close() for session in self._sessions.values()), return_exceptions=True
+        )
         others = asyncio.all_tasks() - {asyncio.current_task()}
         ours = {task for task in others if isinstance(task.get_coro(), CoroutineType)}
         for task in ours:
             task.cancel()
         await asyncio.gather(*ours, return_exceptions=True)
-        if theirs := others - ours:  # gRPC prints a traceback for a call of its own that is cancelled
+        # gRPC prints a traceback for a call of its own that is cancelled
+        if theirs := others - ours:
             _, late = await asyncio.wait(theirs, timeout=STOPPING)
             for task in late:
                 task.cancel()
@@ -298,9 +339,11 @@ class NetEngine(Engine):
             _log.warning("%s is %s", name, "reachable again" if up else "unreachable")
         self.changed()
 
-    # -- calls ------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
-    def _everywhere(self, ask: Callable[[NodeSession], Coroutine[Any, Any, T]], what: str) -> dict[int, T]:
+    def _everywhere(
+        self, ask: Callable[[NodeSession], Coroutine[Any, Any, T]], what: str
+    ) -> dict[int, T]:
         """The answers of all nodes; an error if one is missing."""
         end = self._loop.time() + self._timeouts.start
 
@@ -312,7 +355,8 @@ class NetEngine(Engine):
                 except CallRefused as error:
                     if error.code != rpc_errors.UNREACHABLE or self._loop.time() >= end:
                         raise EngineError(
-                            f"{session.name} cannot {what} ({error.words}); fix it and continue with --resume"
+                            f"{session.name} cannot {what} ({error.words}); fix it and continue "
+                            "with --resume"
                         ) from None
                 self._timeouts.check_stop()
 
@@ -330,19 +374,28 @@ class NetEngine(Engine):
         try:
             shared = message.encode(dict(tasks[0].shared)) if remote else b""
         except MessageError as error:
-            return [refusal(task, {**task.shared, **plain_arguments(task)}, error) for task in tasks]
+            return [
+                refusal(task, {**task.shared, **plain_arguments(task)}, error) for task in tasks
+            ]
 
         async def gathered() -> list[TaskResults]:
             await self._wait_for_nodes()
             sent = (
-                self._sessions[i].run_tasks([tasks[n] for n in ns], shared, leave, expect) for i, ns in remote.items()
+                self._sessions[i].run_tasks([tasks[n] for n in ns], shared, leave, expect)
+                for i, ns in remote.items()
             )
             return await asyncio.gather(*sent)
 
         results: dict[int, Any] = {}
         future = asyncio.run_coroutine_threadsafe(gathered(), self._loop) if remote else None
         for i in by_party.keys() - remote.keys():
-            results.update(zip(by_party[i], self._run_colocated([tasks[n] for n in by_party[i]], leave), strict=True))
+            results.update(
+                zip(
+                    by_party[i],
+                    self._run_colocated([tasks[n] for n in by_party[i]], leave),
+                    strict=True,
+                )
+            )
         if future is not None:
             try:
                 answers = future.result()
@@ -358,7 +411,10 @@ class NetEngine(Engine):
     def _run_colocated(self, tasks: Sequence[Task], leave: bool) -> list[Any]:
         assert self._colocated is not None
         if leave or any(reply_refs(value) for task in tasks for value in task.each.values()):
-            raise MethodError("parties colocated with the coordinator cannot exchange messages with peers at nodes")
+            raise MethodError(
+                "parties colocated with the coordinator cannot exchange messages with peers at "
+                "nodes"
+            )
         return list(self._colocated._call(tasks))
 
     async def _wait_for_nodes(self) -> None:
@@ -370,13 +426,17 @@ class NetEngine(Engine):
             if not logged:
                 names = ", ".join(session.name for session in away)
                 _log.warning(
-                    "a round needs %d nodes: waiting up to %g s for %s", timeouts.fewest, timeouts.start, names
+                    "a round needs %d nodes: waiting up to %g s for %s",
+                    timeouts.fewest,
+                    timeouts.start,
+                    names,
                 )
                 logged = True
             if self._loop.time() > end:
                 raise EngineError(
-                    f"a round needs {timeouts.fewest} nodes, but these have been unreachable for {timeouts.start:g} "
-                    f"seconds; restart them and continue with --resume\n{_named(away)}"
+                    f"a round needs {timeouts.fewest} nodes, but these have been unreachable for "
+                    f"{timeouts.start:g} seconds; restart them and continue with "
+                    f"--resume\n{_named(away)}"
                 )
             timeouts.check_stop()
             await asyncio.sleep(0.1)
@@ -384,4 +444,6 @@ class NetEngine(Engine):
 
 def _named(sessions: Iterable[NodeSession]) -> str:
     """Unreachable nodes with the last problem of each, a line each."""
-    return "\n".join(f"{session.name}: {session.link.problem or 'no answer'}" for session in sessions)
+    return "\n".join(
+        f"{session.name}: {session.link.problem or 'no answer'}" for session in sessions
+    )

@@ -1,10 +1,11 @@
 """The frame format of the RPC protocol: gRPC with mutual TLS, and messages in small pieces.
 
-A call is a head and its bytes, and so is the answer. A small call is one message each way; a larger one, and the rest
-of a larger answer, is one stream. The first frame holds the head, after its length in 4 bytes, and the first piece of
-the bytes; further frames are pieces. Each head gives the number of bytes and their CRC-32. Both ends report how many
-bytes they already have, so a broken connection resumes where it stopped. A call has an id, so its work is done once,
-however often it is sent; its answer is kept until the caller confirms it. Heartbeats have a connection of their own, so
+A call is a head and its bytes, and so is the answer. A small call is one message each way; a larger
+one, and the rest of a larger answer, is one stream. The first frame holds the head, after its
+length in 4 bytes, and the first piece of the bytes; further frames are pieces. Each head gives the
+number of bytes and their CRC-32. Both ends report how many bytes they already have, so a broken
+connection resumes where it stopped. A call has an id, so its work is done once, however often it is
+sent; its answer is kept until the caller confirms it. Heartbeats have a connection of their own, so
 that a large transfer on a slow line does not delay them.
 
 `rpc_server` answers calls and `rpc_client` makes them.
@@ -27,12 +28,15 @@ PIECE: Final = 1 << 17
 """Bytes of a piece: small, so that other calls pass in between."""
 LARGEST_PIECE: Final = 1 << 20
 WHOLE: Final = LARGEST_PIECE - (1 << 13)
-"""Bytes of a call, or of the first piece of its answer, that are one message with their head. Such a message takes half
-of the time and work of a stream."""
+"""Bytes of a call, or of the first piece of its answer, that are one message with their head. Such
+a message takes half of the time and work of a stream.
+"""
 MOST_TAKEN: Final = 1 << 11
 """Characters of the ids of answers that a caller confirms in one call or heartbeat."""
 LARGE: Final = "body"
-"""The kind of a call whose answer is a large body: it has a connection of its own, as large calls have."""
+"""The kind of a call whose answer is a large body: it has a connection of its own, as large calls
+have.
+"""
 PULSE: Final = 2.0
 """Seconds between two heartbeats."""
 SILENCE: Final = 6.0
@@ -49,7 +53,9 @@ MOST_WORDS: Final = 300
 NAME: Final = "fedloom-name"
 """Metadata of the insecure mode: the name that the caller claims."""
 CODE: Final = "fedloom-code"
-"""Metadata of a refusal: its code. A status without it comes from gRPC, perhaps only because a connection broke."""
+"""Metadata of a refusal: its code. A status without it comes from gRPC, perhaps only because a
+connection broke.
+"""
 SERVICE: Final = "fedloom.Node"
 ASK: Final = f"/{SERVICE}/Ask"
 TELL: Final = f"/{SERVICE}/Tell"
@@ -70,7 +76,9 @@ STATUS: Final = {
     rpc_errors.UNREACHABLE: grpc.StatusCode.UNAVAILABLE,
 }
 TAKEN: Final = b"taken"
-"""The caller's last frame: it has the whole answer. The end of the stream alone may mean a broken connection."""
+"""The caller's last frame: it has the whole answer. The end of the stream alone may mean a broken
+connection.
+"""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", LARGEST_PIECE),
     ("grpc.max_send_message_length", LARGEST_PIECE),
@@ -116,10 +124,14 @@ def digest(data: bytes | bytearray) -> str:
 async def total_of(data: bytes) -> int:
     """The CRC-32 of a body.
 
-    TLS protects the bytes in transit. The CRC detects pieces of two bodies joined by mistake after a broken connection,
-    at a tenth of the cost of a hash.
+    TLS protects the bytes in transit. The CRC detects pieces of two bodies joined by mistake after
+    a broken connection, at a tenth of the cost of a hash.
     """
-    return zlib.crc32(data) if len(data) <= LARGEST_PIECE else await asyncio.to_thread(zlib.crc32, data)
+    return (
+        zlib.crc32(data)
+        if len(data) <= LARGEST_PIECE
+        else await asyncio.to_thread(zlib.crc32, data)
+    )
 
 
 def framed(head: Tree, data: bytes = b"", start: int = 0) -> Iterator[bytes]:

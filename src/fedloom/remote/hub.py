@@ -1,9 +1,11 @@
-"""The coordinator's end of its connections with nodes. Nodes dial the coordinator, and need no open port.
+"""The coordinator's end of its connections with nodes. Nodes dial the coordinator, and need no open
+port.
 
-A node keeps a call `next` waiting, whose answer is the coordinator's next call to the node; it sends the reply by a
-call `reply`. Calls are numbered, and `next` names the last one that the node's process has received, so a call whose
-connection broke is delivered again, also to a node that was started again meanwhile. By a call `peer` a node reaches
-another node of the run; the bytes of both are sealed end to end (`sealed`).
+A node keeps a call `next` waiting, whose answer is the coordinator's next call to the node; it
+sends the reply by a call `reply`. Calls are numbered, and `next` names the last one that the node's
+process has received, so a call whose connection broke is delivered again, also to a node that was
+started again meanwhile. By a call `peer` a node reaches another node of the run; the bytes of both
+are sealed end to end (`sealed`).
 """
 
 import asyncio
@@ -27,7 +29,12 @@ _NEXT: Final = {"hub": str, "last": int, "session": str, "limit": int}
 _BODY: Final = {"hub": str, "number": int}
 _REPLY: Final = {"hub": str, "number": int, "code": str, "words": str}
 _PEER: Final = {"peer": str, "run": str, "session": str}
-_CALLS: Final[dict[str, dict[str, Any]]] = {"next": _NEXT, LARGE: _BODY, "reply": _REPLY, "peer": _PEER}
+_CALLS: Final[dict[str, dict[str, Any]]] = {
+    "next": _NEXT,
+    LARGE: _BODY,
+    "reply": _REPLY,
+    "peer": _PEER,
+}
 """The heads of calls, by kind."""
 TICK: Final = 0.25
 """Seconds between two checks of which nodes are still there."""
@@ -46,14 +53,18 @@ class _Delivery:
     number: int
     kind: str
     body: bytes
-    reply: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    reply: asyncio.Future[bytes] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class NodeConnection:
-    """The connection of one node, as the engine uses it: see `fedloom.remote.connections.Connection`.
+    """The connection of one node, as the engine uses it: see
+    `fedloom.remote.connections.Connection`.
 
     Attributes:
-        parsing: held while a call of this node is parsed: it has at most one thread, whatever it sends.
+        parsing: held while a call of this node is parsed: it has at most one thread, whatever it
+            sends.
     """
 
     def __init__(self, hub: "Hub", name: str) -> None:
@@ -90,10 +101,11 @@ class NodeConnection:
         """The reply to a call. The id is not used, as calls are numbered.
 
         Raises:
-            CallRefused: with `UNREACHABLE` where the node is not connected any more, `LATE` after the deadline, or the
-                node's error.
+            CallRefused: with `UNREACHABLE` where the node is not connected any more, `LATE` after
+                the deadline, or the node's error.
         """
-        pause, late = _PAUSES[0], CallRefused(rpc_errors.LATE, f"{self.name} did not answer in time")
+        pause = _PAUSES[0]
+        late = CallRefused(rpc_errors.LATE, f"{self.name} did not answer in time")
         try:
             async with asyncio.timeout(deadline):
                 while True:
@@ -123,7 +135,7 @@ class NodeConnection:
         """Close the connection; the last one that closes ends the hub."""
         await self._hub.leave(self)
 
-    # -- what the node asks ----------------------------------------------------------------------------------------
+    # -- what the node asks ------------------------------------------------------------------------
 
     def heard(self, session: str) -> None:
         """Record a sign of life of the node's process that is connected; others are not counted."""
@@ -141,14 +153,18 @@ class NodeConnection:
             self.session = _NOBODY
         for call in self._calls.values():
             if not call.reply.done():
-                call.reply.set_exception(CallRefused(rpc_errors.UNREACHABLE, f"{self.name} is unreachable"))
+                call.reply.set_exception(
+                    CallRefused(rpc_errors.UNREACHABLE, f"{self.name} is unreachable")
+                )
         self._hub.changed(self.name, False)
 
     async def next(self, request: dict[str, Any]) -> bytes:
         """The next call, once there is one; an empty answer to a poll that a later one replaces."""
         alive = self.broken is None and self._hub.clock() - self.life < self._hub.silence
         if self.up and alive and request["session"] != self.session:
-            raise CallRefused(rpc_errors.TAKEN, f"another process is connected as {self.name}: stop one of them")
+            raise CallRefused(
+                rpc_errors.TAKEN, f"another process is connected as {self.name}: stop one of them"
+            )
         self.session = request["session"]
         self.heard(self.session)
         self._poll += 1
@@ -169,10 +185,14 @@ class NodeConnection:
         return self._told(last, "")
 
     def _told(self, number: int, kind: str, *body: bytes) -> bytes:
-        return payload.pack({"hub": self._hub.token, "run": self._hub.run, "number": number, "kind": kind}, *body)
+        return payload.pack(
+            {"hub": self._hub.token, "run": self._hub.run, "number": number, "kind": kind}, *body
+        )
 
     def body(self, request: dict[str, Any]) -> bytes:
-        """The body of a large call, which the node fetches apart so that small ones pass it; empty if it is over."""
+        """The body of a large call, which the node fetches apart so that small ones pass it; empty
+        if it is over.
+        """
         call = self._calls.get(request["number"]) if request["hub"] == self._hub.token else None
         return b"" if call is None else call.body
 
@@ -279,13 +299,17 @@ class Hub:
         return self.connections[caller]
 
     async def _watch_silence(self) -> None:
-        """Find nodes that are gone. Time in which this process was too busy to listen hardly counts."""
+        """Find nodes that are gone. Time in which this process was too busy to listen hardly
+        counts.
+        """
         while True:
             await asyncio.sleep(TICK)
             now = self.clock()
             for connection in self.connections.values():
                 broken = connection.broken is not None and now - connection.broken > self._reconnect
-                if connection.up and (broken or now - connection.life > max(self.silence, self._reconnect)):
+                if connection.up and (
+                    broken or now - connection.life > max(self.silence, self._reconnect)
+                ):
                     connection.lost()
 
 

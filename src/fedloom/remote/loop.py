@@ -1,7 +1,8 @@
 """An asyncio loop that knows how long it has listened.
 
-A coordinator with a thousand nodes may have more to do than it can do at once. Heartbeats then wait in
-a queue with the replies, and time in which the loop did not listen is no evidence that a node is gone.
+A coordinator with a thousand nodes may have more to do than it can do at once. Heartbeats then wait
+in a queue with the replies, and time in which the loop did not listen is no evidence that a node is
+gone.
 """
 
 import asyncio
@@ -14,7 +15,9 @@ T = TypeVar("T")
 SMALL: Final = 1 << 14
 """Bytes that are read at once: some 15 ms at worst, while a thread costs 1 ms on a busy machine."""
 AT_WORK: Final = 0.1
-"""Weight of a second of work: not 0, so that a loop that is never idle still detects nodes that are gone."""
+"""Weight of a second of work: not 0, so that a loop that is never idle still detects nodes that are
+gone.
+"""
 
 
 class ListeningSelector(selectors.DefaultSelector):
@@ -47,12 +50,16 @@ class ListeningLoop(asyncio.SelectorEventLoop):
         super().__init__(self._listening)
 
     def listened(self) -> float:
-        """Seconds on a clock that runs while the loop waits, and at `AT_WORK` of its speed while the loop works."""
+        """Seconds on a clock that runs while the loop waits, and at `AT_WORK` of its speed while
+        the loop works.
+        """
         return self._listening.waited + AT_WORK * (self.time() - self._listening.waited)
 
 
 def clock() -> Callable[[], float]:
-    """The clock of silence of the running loop: `ListeningLoop.listened`, or the time in another loop."""
+    """The clock of silence of the running loop: `ListeningLoop.listened`, or the time in another
+    loop.
+    """
     loop = asyncio.get_running_loop()
     return loop.listened if isinstance(loop, ListeningLoop) else loop.time
 
@@ -64,5 +71,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def aside(size: int, work: Callable[[], T]) -> T:
-    """The result of reading `size` bytes, in a thread of its own where it could keep the loop from listening."""
+    """The result of reading `size` bytes, in a thread of its own where it could keep the loop from
+    listening.
+    """
     return work() if size <= SMALL else await asyncio.to_thread(work)

@@ -1,9 +1,9 @@
 """`[columns] own`: align the rows of the coordinator and of nodes before a run is built.
 
-The coordinator is the active party, with labels and ids in its own file. By private set intersection it learns which of
-its ids each node has. It draws aligned and test rows among the ids that all parties have, and sends each node their
-positions in an order that both know. The result is kept in the run's folder as row numbers, so a resumed run does not
-repeat the alignment.
+The coordinator is the active party, with labels and ids in its own file. By private set
+intersection it learns which of its ids each node has. It draws aligned and test rows among the ids
+that all parties have, and sends each node their positions in an order that both know. The result is
+kept in the run's folder as row numbers, so a resumed run does not repeat the alignment.
 """
 
 import asyncio
@@ -52,7 +52,9 @@ _log = logging.getLogger("fedloom")
 T = TypeVar("T")
 
 
-def match(run: RunConfig, folder: Path | None, files: PrivateData, nodes: NodeSet, *, resume: bool) -> PrivateData:
+def match(
+    run: RunConfig, folder: Path | None, files: PrivateData, nodes: NodeSet, *, resume: bool
+) -> PrivateData:
     """The coordinator's files, with the alignment of their rows.
 
     Args:
@@ -64,13 +66,15 @@ def match(run: RunConfig, folder: Path | None, files: PrivateData, nodes: NodeSe
 
     Raises:
         ConfigError: a file is missing, or a node refuses.
-        DataError: a file is invalid or has changed since the alignment, or there are too few common ids.
+        DataError: a file is invalid or has changed since the alignment, or there are too few common
+            ids.
         EngineError: a node is unreachable.
         CheckpointError: the earlier alignment's file is damaged.
     """
     if files.rows is None:
         raise ConfigError(
-            f"data.{run.data.name}: set rows to the file of the active party (party 0) in the federation's file"
+            f"data.{run.data.name}: set rows to the file of the active party (party 0) in the "
+            "federation's file"
         )
     check_node_count(run.data.clients - 1, len(nodes.names), 1)
     method, cfg, _ = run.resolve()
@@ -84,16 +88,23 @@ def match(run: RunConfig, folder: Path | None, files: PrivateData, nodes: NodeSe
     if before is not None and before.run == id:
         if before.file != sha256:
             raise DataError(
-                f"{files.rows} has changed since its rows were aligned for this run: restore the file, "
-                "or start the run again in another folder."
+                f"{files.rows} has changed since its rows were aligned for this run: restore the "
+                "file, or start the run again in another folder."
             )
         return replace(files, matched=before)
-    held = PartyFile.active(files.rows, files.id or str(run.columns.id), run.columns.label or "", run.data.columns)
+    held = PartyFile.active(
+        files.rows, files.id or str(run.columns.id), run.columns.label or "", run.data.columns
+    )
     (own,) = digests([held.ids], [str(files.rows)])
     if run.columns.backend == "openmined":
         library()
     session = _MatchingSession(
-        run, config_for_nodes(run, method, None).model_dump_json(), id, nodes, own, next_start(folder)
+        run,
+        config_for_nodes(run, method, None).model_dump_json(),
+        id,
+        nodes,
+        own,
+        next_start(folder),
     )
     found = _in_a_loop(session.run(held, sha256))
     if folder is not None:
@@ -135,7 +146,9 @@ class _MatchingSession:
         start: see `next_start`.
     """
 
-    def __init__(self, run: RunConfig, config: str, id: str, nodes: NodeSet, own: Sequence[bytes], start: int) -> None:
+    def __init__(
+        self, run: RunConfig, config: str, id: str, nodes: NodeSet, own: Sequence[bytes], start: int
+    ) -> None:
         self._run, self._config, self._id, self._nodes, self._own = run, config, id, nodes, own
         self._start = start
         self._numbers = count()
@@ -158,7 +171,11 @@ class _MatchingSession:
             head: dict[str, Tree] = {"mark": mark, "classes": len(held.classes)}
 
             async def keep(party_node: _RemoteParty) -> None:
-                await self._keep(party_node, head, [message.encode(positions[party_node.party - 1], _LARGE), *marks])
+                await self._keep(
+                    party_node,
+                    head,
+                    [message.encode(positions[party_node.party - 1], _LARGE), *marks],
+                )
 
             await self._all(parties, keep)
             self._log_learned(parties)
@@ -171,20 +188,25 @@ class _MatchingSession:
             await asyncio.gather(*goodbyes, return_exceptions=True)
             raise
         finally:
-            await asyncio.gather(*(party_node.link.close() for party_node in parties), return_exceptions=True)
+            await asyncio.gather(
+                *(party_node.link.close() for party_node in parties), return_exceptions=True
+            )
         others = [
             party_node.rows - int(labeled.sum()) + len(tree["dealt"])
             for party_node, tree in zip(parties, positions, strict=True)
         ]
         rows = roles.aligned[0], roles.unaligned[0], roles.test[0]
-        return Matched(self._id, "", self._start, 0, mark, sha256, len(held.classes), *rows, tuple(others))
+        return Matched(
+            self._id, "", self._start, 0, mark, sha256, len(held.classes), *rows, tuple(others)
+        )
 
     def _roles(self, y: np.ndarray, mine: np.ndarray) -> VerticalSplit:
-        """The aligned, test and unaligned rows: row numbers for the coordinator, positions in `mine` for the others.
+        """The aligned, test and unaligned rows: row numbers for the coordinator, positions in
+        `mine` for the others.
 
-        Test rows are drawn by class, or by parts of a number's range. With `secret_draw`, the order of rows and the
-        seed of the draw are secret, so that nobody who knows the run's seed can infer classes. Otherwise rows keep the
-        order of the file.
+        Test rows are drawn by class, or by parts of a number's range. With `secret_draw`, the order
+        of rows and the seed of the draw are secret, so that nobody who knows the run's seed can
+        infer classes. Otherwise rows keep the order of the file.
         """
         secret, data = self._nodes.secret_draw, self._run.data
         order = np.argsort(mine)
@@ -204,7 +226,11 @@ class _MatchingSession:
 
     async def _find(self, party_node: _RemoteParty) -> None:
         """Find which of the coordinator's ids a node has."""
-        begin: dict[str, Tree] = {"protocol": payload.PROTOCOL, "version": __version__, "party": party_node.party}
+        begin: dict[str, Tree] = {
+            "protocol": payload.PROTOCOL,
+            "version": __version__,
+            "party": party_node.party,
+        }
         begin |= {"config": payload.cut(self._config), "rows": len(self._own)}
         head, _ = await self._ask(party_node, "begin", begin, like={"rows": int})
         if not 1 <= head["rows"] <= MOST:
@@ -231,7 +257,9 @@ class _MatchingSession:
             raise mismatch("its rows changed during the alignment")
         party_node.places = frozenset(places)
 
-    async def _keep(self, party_node: _RemoteParty, head: Mapping[str, Tree], rest: Sequence[bytes]) -> None:
+    async def _keep(
+        self, party_node: _RemoteParty, head: Mapping[str, Tree], rest: Sequence[bytes]
+    ) -> None:
         """Send a node the roles of its rows; a node that lost the alignment repeats it first."""
         if party_node.lost:
             await self._find(party_node)
@@ -255,12 +283,18 @@ class _MatchingSession:
         whole: Tree = {"run": self._id, "start": self._start, "step": step, **head}
         body = payload.pack(whole, *rest)
         call = f"{self._id}/{self._start}/match/{next(self._numbers)}"
-        answer = await party_node.link.ask("match", body, id=call, deadline=deadline or self._nodes.timeouts.call)
+        answer = await party_node.link.ask(
+            "match", body, id=call, deadline=deadline or self._nodes.timeouts.call
+        )
         return await asyncio.to_thread(payload.unpack, answer, like)
 
-    async def _all(self, parties: Sequence[_RemoteParty], work: Callable[[_RemoteParty], Awaitable[None]]) -> None:
+    async def _all(
+        self, parties: Sequence[_RemoteParty], work: Callable[[_RemoteParty], Awaitable[None]]
+    ) -> None:
         """Run a step with all nodes at the same time, and report all problems together."""
-        ends = await asyncio.gather(*(self._patiently(g, partial(work, g)) for g in parties), return_exceptions=True)
+        ends = await asyncio.gather(
+            *(self._patiently(g, partial(work, g)) for g in parties), return_exceptions=True
+        )
         away, wrong = [], []
         for party_node, end in zip(parties, ends, strict=True):
             name = party_node.name
@@ -269,18 +303,30 @@ class _MatchingSession:
             elif isinstance(end, CallRefused):
                 wrong.append(f"{name} refuses: {end.words}")
             elif isinstance(end, MessageError):
-                wrong.append(f"{name} sent an invalid answer ({end}); use the same version of fedloom there")
+                wrong.append(
+                    f"{name} sent an invalid answer ({end}); use the same version of fedloom there"
+                )
             elif isinstance(end, BaseException):
                 raise end
         if away:
             raise EngineError(
-                "\n".join(["unreachable nodes: start fedloom node there; its log says why it cannot connect", *away])
+                "\n".join(
+                    [
+                        "unreachable nodes: start fedloom node there; its log says why it cannot "
+                        "connect",
+                        *away,
+                    ]
+                )
             )
         if wrong:
             raise ConfigError("\n".join(wrong))
 
-    async def _patiently(self, party_node: _RemoteParty, work: Callable[[], Awaitable[None]]) -> None:
-        """Run a step with a node, and repeat it from the start if the node was unreachable, restarted or busy."""
+    async def _patiently(
+        self, party_node: _RemoteParty, work: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Run a step with a node, and repeat it from the start if the node was unreachable,
+        restarted or busy.
+        """
         loop, patience, lost = asyncio.get_running_loop(), self._nodes.timeouts.start, 0
         end, told = loop.time() + patience, False
         while True:
@@ -300,7 +346,10 @@ class _MatchingSession:
                     self._nodes.timeouts.check_stop()
                     await asyncio.sleep(0.5)
                     continue
-                again = error.code in (rpc_errors.UNREACHABLE, rpc_errors.UNKNOWN, rpc_errors.TAKEN) and lost < TRIES
+                again = (
+                    error.code in (rpc_errors.UNREACHABLE, rpc_errors.UNKNOWN, rpc_errors.TAKEN)
+                    and lost < TRIES
+                )
                 if not again or loop.time() >= end:
                     raise
                 _log.warning("alignment with %s starts again: %s", party_node.name, error.words)
@@ -313,15 +362,17 @@ class _MatchingSession:
             sentences = learned_privately(names, [party_node.cuts for party_node in parties])
         else:
             sentences = [
-                f"The coordinator received a hash of every id of {name}, and can guess ids." for name in names[1:]
+                f"The coordinator received a hash of every id of {name}, and can guess ids."
+                for name in names[1:]
             ]
         for sentence in sentences:
             _log.info("alignment: %s", sentence)
 
 
 def _positions(roles: VerticalSplit, party: int, labeled: np.ndarray) -> dict[str, Any]:
-    """A node's aligned, test, unaligned (`dealt`) and unused rows, as positions in the announced order. Other common
-    rows have no label."""
+    """A node's aligned, test, unaligned (`dealt`) and unused rows, as positions in the announced
+    order. Other common rows have no label.
+    """
     aligned, test, rest = roles.aligned[party], roles.test[party], roles.unaligned[party]
     dealt = rest[labeled[rest]]
     unused = np.setdiff1d(np.flatnonzero(labeled), np.concatenate([aligned, test, dealt]))

@@ -25,7 +25,16 @@ from fedloom.remote.loop import aside
 from fedloom.remote.rpc_errors import CallRefused
 
 REASONS: Final = frozenset(
-    {"dropped out", "not ready", "raised", "late", "not a message", "wrong shape", "not finite", "refused"}
+    {
+        "dropped out",
+        "not ready",
+        "raised",
+        "late",
+        "not a message",
+        "wrong shape",
+        "not finite",
+        "refused",
+    }
     | {"refused what it was sent: not finite", *rpc_errors.CODES}
 )
 """Reasons that a node may give for a failed call; any other counts as "raised"."""
@@ -108,20 +117,22 @@ class NodeSession:
         self._evaluates = True
         self._lock = asyncio.Lock()
 
-    # -- start and end of a run -----------------------------------------------------------------------------
+    # -- start and end of a run --------------------------------------------------------------------
 
     async def reach(self, end: float) -> None:
         """Wait until `end` for the node. Raises Interrupted if the run was stopped meanwhile."""
         logged, now = False, asyncio.get_running_loop().time
         while not await self.link.wait(min(0.5, end - now())) and now() < end:
             if not logged:
-                _log.warning("waiting for %s, at most %.0f s: %s", self.name, end - now(), self.link.problem)
+                _log.warning(
+                    "waiting for %s, at most %.0f s: %s", self.name, end - now(), self.link.problem
+                )
                 logged = True
             self._common.timeouts.check_stop()
 
     async def start(self, end: float) -> dict[str, Any]:
-        """Open the run, waiting until `end` for a node that is unreachable or busy with another run, and without end
-        for one whose site has not approved it yet.
+        """Open the run, waiting until `end` for a node that is unreachable or busy with another
+        run, and without end for one whose site has not approved it yet.
 
         Raises:
             CallRefused: the node is still unreachable or busy, or refuses the run.
@@ -135,7 +146,8 @@ class NodeSession:
                 words = self.link.problem or "no answer yet"
             except CallRefused as error:
                 later = error.code in _LATER and now() < end
-                if error.code == rpc_errors.PENDING and not self._common.refused:  # a person decides, perhaps tomorrow
+                # a person decides, perhaps tomorrow
+                if error.code == rpc_errors.PENDING and not self._common.refused:
                     later, end = True, max(end, now() + self._common.timeouts.start)
                 if not later:
                     self._common.refused = True
@@ -148,7 +160,9 @@ class NodeSession:
             self._common.timeouts.check_stop()
 
     async def open(self) -> dict[str, Any]:
-        """Open the run at the node, or open it again, and return the node's facts about its party."""
+        """Open the run at the node, or open it again, and return the node's facts
+        about its party.
+        """
         common = self._common
         members = {str(i): name for i, name in common.nodes.items() if i != self.party}
         body = common.which(
@@ -172,26 +186,40 @@ class NodeSession:
         return facts
 
     async def ask(self, kind: str, body: bytes, number: int | None = None) -> bytes:
-        """Make a call; a `do` is repeated after opening the run again if the node no longer knows it."""
+        """Make a call; a `do` is repeated after opening the run again if the node no longer knows
+        it.
+        """
         id, deadline = self._common.id(number), self._common.timeouts.call
         try:
             return await self.link.ask(kind, body, id=id, deadline=deadline)
         except CallRefused as error:
-            if error.code != rpc_errors.UNKNOWN or kind != "do":  # a new party has no state to hash or restore
+            # a new party has no state to hash or restore
+            if error.code != rpc_errors.UNKNOWN or kind != "do":
                 raise
         await self.open()
         return await self.link.ask(kind, body, id=id, deadline=deadline)
 
     async def sum_step(
-        self, name: str, step: str, call: tuple[int, str], names: Sequence[str] = (), parts: Sequence[bytes] = ()
+        self,
+        name: str,
+        step: str,
+        call: tuple[int, str],
+        names: Sequence[str] = (),
+        parts: Sequence[bytes] = (),
     ) -> tuple[list[str], list[bytes]]:
-        """A step of a secure sum for a call (round, method): the names and parts of the node's reply.
+        """A step of a secure sum for a call (round, method): the names and parts of the node's
+        reply.
 
         Raises:
             CallRefused, MessageError: the node takes no part, or its reply is invalid.
         """
         common = self._common
-        about: dict[str, Tree] = {"run": common.run, "start": common.start, "round": call[0], "method": call[1]}
+        about: dict[str, Tree] = {
+            "run": common.run,
+            "start": common.start,
+            "round": call[0],
+            "method": call[1],
+        }
         head: Tree = {**about, "sum": name, "step": step, "names": [*names]}
         answer = await self.ask("sum", payload.pack(head, *parts))
         answered, rest = await aside(len(answer), lambda: payload.unpack(answer, {"names": object}))
@@ -203,23 +231,32 @@ class NodeSession:
     async def close(self) -> None:
         """Close the run at the node, if it is reachable, and the connection."""
         if self.link.up and self.opened:
-            goodbye = self.link.ask("close", self._common.which(), id=self._common.id(), deadline=PARTING)
+            goodbye = self.link.ask(
+                "close", self._common.which(), id=self._common.id(), deadline=PARTING
+            )
             await asyncio.gather(goodbye, return_exceptions=True)
         await self.link.close()
 
-    # -- tasks ------------------------------------------------------------------------------------------------
+    # -- tasks -------------------------------------------------------------------------------------
 
     async def run_tasks(
         self, tasks: Sequence[Task], shared: bytes, leave: bool, expect: Template, mask: Tree = None
     ) -> TaskResults:
-        """Run tasks, which share their method and arguments, in one call; with `mask` the reply is part of a sum."""
+        """Run tasks, which share their method and arguments, in one call; with `mask` the reply is
+        part of a sum.
+        """
         if tasks[0].round < 0 and not self._evaluates:  # the node would refuse to evaluate
             return TaskResults([Failure(rpc_errors.REFUSED) for _ in tasks])
         rest, lines, refused = [shared], list[Tree](), dict[int, Failure]()
         for n, task in enumerate(tasks):
             own = plain_arguments(task)
             refs = {name: ref for name, value in task.each.items() if (ref := reply_refs(value))}
-            line: dict[str, Any] = {"each": None, "reply_refs": refs, "fault": task.fault, "seed": task.seed}
+            line: dict[str, Any] = {
+                "each": None,
+                "reply_refs": refs,
+                "fault": task.fault,
+                "seed": task.seed,
+            }
             try:
                 if own:
                     rest.append(message.encode(own))
@@ -228,9 +265,13 @@ class NodeSession:
             except MessageError as error:
                 refused[n] = refusal(task, {**task.shared, **own}, error)
         sent = [task for n, task in enumerate(tasks) if n not in refused]
-        answered = await self._send(sent, lines, rest, leave, expect, mask) if sent else TaskResults([])
+        answered = (
+            await self._send(sent, lines, rest, leave, expect, mask) if sent else TaskResults([])
+        )
         results = iter(answered.results)
-        return answered._replace(results=[refused[n] if n in refused else next(results) for n in range(len(tasks))])
+        return answered._replace(
+            results=[refused[n] if n in refused else next(results) for n in range(len(tasks))]
+        )
 
     async def _send(
         self,
@@ -271,21 +312,28 @@ class NodeSession:
                     self._note_gone(error)
                 traced = error.code in (rpc_errors.FAILED, rpc_errors.MALFORMED)
                 trace = self._pointer(number, error.words) if traced else ""
-                if error.code == rpc_errors.REFUSED and tasks[0].round < 0:  # such as looks that are used up
+                # such as looks that are used up
+                if error.code == rpc_errors.REFUSED and tasks[0].round < 0:
                     trace = f"{self.name}: {error.words}"
                 return TaskResults([Failure(error.code, trace) for _ in tasks])
             except (MessageError, LookupError, TypeError, ValueError, AttributeError) as error:
-                return TaskResults([Failure("not a message", f"{self.name}: {error}") for _ in tasks])
+                return TaskResults(
+                    [Failure("not a message", f"{self.name}: {error}") for _ in tasks]
+                )
 
     def _note_gone(self, error: CallRefused) -> None:
-        """Record that a node reports a newer start of the coordinator, or that its site has stopped the run; one node
-        alone does not stop this one.
+        """Record that a node reports a newer start of the coordinator, or that its site has stopped
+        the run; one node alone does not stop this one.
 
         Raises:
             EngineError: too few nodes are left for a round.
         """
         common, words = self._common, error.words
-        why = "Too few nodes are left." if error.code == rpc_errors.STOPPED else "A newer coordinator took over."
+        why = (
+            "Too few nodes are left."
+            if error.code == rpc_errors.STOPPED
+            else "A newer coordinator took over."
+        )
         if self.party not in common.stale:
             _log.warning("%s: %s; continuing without it", self.name, words)
         common.stale.add(self.party)
@@ -293,11 +341,15 @@ class NodeSession:
             raise EngineError(f"{self.name}: {words}. {why} Stopping.")
 
     def _parse(self, tasks: Sequence[Task], answer: bytes, number: int) -> TaskResults:
-        """The results in an answer. Any invalid answer raises one of the errors that `_send` catches."""
+        """The results in an answer. Any invalid answer raises one of the errors that `_send`
+        catches.
+        """
         head, rest = payload.unpack(answer, _ANSWER)
         message.check_like(head["lines"], [object] * len(tasks))
         results = [self._result(line, rest, number) for line in head["lines"]]
-        lost = frozenset((tasks[n].each[name][k].held[0], self.party) for n, name, k in head["missing"])
+        lost = frozenset(
+            (tasks[n].each[name][k].held[0], self.party) for n, name, k in head["missing"]
+        )
         return TaskResults(results, noted(head["notes"]), lost)
 
     def _result(self, line: Any, rest: Sequence[memoryview], number: int) -> Any:
@@ -307,7 +359,9 @@ class NodeSession:
             reply = payload.decoded(rest, line["reply"])
             limit = self._common.max_rows.get(self.name)
             if limit is not None and (claimed := claimed_rows(reply)) > limit:
-                return Failure(rpc_errors.REFUSED, f"{self.name} claims {claimed} rows; max_rows is {limit}")
+                return Failure(
+                    rpc_errors.REFUSED, f"{self.name} claims {claimed} rows; max_rows is {limit}"
+                )
             return reply
         if "reply_ref" in line:
             message.check_like(line, {"reply_ref": str, "what": str, "payload": int, "wire": int})
@@ -317,19 +371,25 @@ class NodeSession:
             return ReplyRef(held, line["what"], Size(line["payload"], line["wire"]))
         message.check_like(line, {"failure": str, "injected": bool})
         reason = line["failure"] if line["failure"] in REASONS else "raised"
-        return Failure(reason, self._pointer(number) if reason == "raised" else "", line["injected"])
+        return Failure(
+            reason, self._pointer(number) if reason == "raised" else "", line["injected"]
+        )
 
     def _pointer(self, number: int, words: str = "") -> str:
         """Where to read why a call failed, as a node does not send the reason."""
-        return f"{words} (see the log of {self.name}: run {self._common.run[:8]}, call {number})".strip()
+        return f"{words} (see the log of {self.name}: run {self._common.run[:8]}, call {number})".strip()  # noqa: E501
 
 
 def claimed_rows(reply: Any) -> int:
-    """The number of rows by which a reply would count in a mean: its `rows`, or the sum of its `counts` by class."""
+    """The number of rows by which a reply would count in a mean: its `rows`, or the sum of its
+    `counts` by class.
+    """
     if not isinstance(reply, dict):
         return 0
     claims = [reply.get("rows", 0), reply.get("counts", 0)]
-    whole = [c.sum().item() if isinstance(c, Tensor) and not c.is_floating_point() else c for c in claims]
+    whole = [
+        c.sum().item() if isinstance(c, Tensor) and not c.is_floating_point() else c for c in claims
+    ]
     return max(claim if isinstance(claim, int) else 0 for claim in whole)
 
 
@@ -354,5 +414,6 @@ def noted(notes: Any) -> dict[str, Note]:
     return {
         name: value
         for name, value in islice(notes.items(), MOST_NOTES)
-        if isinstance(value, float) or (isinstance(value, list) and all(isinstance(v, float) for v in value))
+        if isinstance(value, float)
+        or (isinstance(value, list) and all(isinstance(v, float) for v in value))
     }

@@ -1,4 +1,6 @@
-"""Bodies of calls: a head and further messages, each preceded by its length, so that none is encoded twice."""
+"""Bodies of calls: a head and further messages, each preceded by its length, so that none is
+encoded twice.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +27,9 @@ def pack(head: Tree, *rest: bytes) -> bytes:
     return b"".join(piece for part in parts for piece in (len(part).to_bytes(8, "little"), part))
 
 
-def unpack(body: bytes, like: Template = object, limits: Limits = message.DEFAULT) -> tuple[Any, list[memoryview]]:
+def unpack(
+    body: bytes, like: Template = object, limits: Limits = message.DEFAULT
+) -> tuple[Any, list[memoryview]]:
     """The head, checked against a template and limits, and the further messages, not yet decoded.
 
     A large head takes long: call this outside the loop that listens.
@@ -66,7 +70,11 @@ def joined(pieces: Any) -> str:
         MessageError: not a text, or too long.
     """
     whole = [pieces] if isinstance(pieces, str) else pieces
-    if not isinstance(whole, list) or len(whole) > MOST_PIECES or not all(isinstance(piece, str) for piece in whole):
+    if (
+        not isinstance(whole, list)
+        or len(whole) > MOST_PIECES
+        or not all(isinstance(piece, str) for piece in whole)
+    ):
         raise MessageError(f"a text must be a list of at most {MOST_PIECES} pieces")
     return "".join(whole)
 

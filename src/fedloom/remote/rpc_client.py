@@ -121,15 +121,16 @@ class _Late(Exception):
 class RPCClient:
     """A connection to one party: calls and heartbeats. Make and use it in one asyncio loop.
 
-    With a revocation list, the other end's certificate is checked before each connection, which then accepts that
-    certificate only. Every heartbeat checks it against the current list.
+    With a revocation list, the other end's certificate is checked before each connection, which
+    then accepts that certificate only. Every heartbeat checks it against the current list.
 
     Args:
         address: of the other end, whose certificate must have the name.
         credentials: the local certificate; None for the insecure mode.
         own: the local name, in the insecure mode.
         largest: limit of an answer, in bytes.
-        changed: called with True when the other end becomes reachable, with False when it no longer is.
+        changed: called with True when the other end becomes reachable, with False when it no longer
+            is.
         session: of this process, as heartbeats name it.
         heard: called with the answer to each heartbeat.
 
@@ -191,7 +192,7 @@ class RPCClient:
         self._hang_up()
         await asyncio.gather(*self._loose, return_exceptions=True)
 
-    # -- calls -----------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     async def ask(self, kind: str, body: bytes, *, id: str, deadline: float) -> bytes:
         """Make a call, repeat it where the connection breaks, and return the answer.
@@ -203,8 +204,8 @@ class RPCClient:
             deadline: seconds from now.
 
         Raises:
-            CallRefused: with `UNREACHABLE` after `PATIENCE` seconds without a heartbeat, `LATE` after the deadline, or
-                the other end's error.
+            CallRefused: with `UNREACHABLE` after `PATIENCE` seconds without a heartbeat, `LATE`
+                after the deadline, or the other end's error.
         """
         end, pause, strikes = monotonic() + deadline, _PAUSES[0], 0
         head = {"kind": kind, "id": id, "bytes": len(body), "sum": await total_of(body)}
@@ -218,7 +219,9 @@ class RPCClient:
                     if await self._tell(head, body, answer, end - monotonic()):
                         return bytes(answer.data)
                     again = True  # the rest of the answer
-                if await self._while_up(self._attempt({**head, "again": again}, body, answer, end - monotonic())):
+                if await self._while_up(
+                    self._attempt({**head, "again": again}, body, answer, end - monotonic())
+                ):
                     return bytes(answer.data)
             except _Late:
                 raise last from None
@@ -226,11 +229,14 @@ class RPCClient:
                 strikes += broken.strike
                 last = broken.refusal or last
                 if strikes >= STRIKES:
-                    raise CallRefused(rpc_errors.MALFORMED, f"{self.address.name} sent invalid answers") from None
+                    raise CallRefused(
+                        rpc_errors.MALFORMED, f"{self.address.name} sent invalid answers"
+                    ) from None
                 if monotonic() + pause > end:
                     raise last from None
             again = True
-            with contextlib.suppress(TimeoutError):  # not beyond the time at which it counts as unreachable
+            # not beyond the time at which it counts as unreachable
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._down.wait(), pause)
             pause = min(2 * pause, _PAUSES[1])
 
@@ -265,14 +271,20 @@ class RPCClient:
                 raise
             raise _Broken from None  # the connection was closed, not the call cancelled
 
-    async def _tell(self, head: dict[str, Any], body: bytes, answer: _Answer, timeout: float) -> bool:
-        """Make a small call by one message, and confirm earlier answers with it. Whether the answer is complete."""
+    async def _tell(
+        self, head: dict[str, Any], body: bytes, answer: _Answer, timeout: float
+    ) -> bool:
+        """Make a small call by one message, and confirm earlier answers with it. Whether the answer
+        is complete.
+        """
         if self._calls is None:
             raise _Broken
         taken = self._confirmed()
         frame = whole({**head, "taken": " ".join(taken)}, body)
         tell = self._calls.unary_unary(TELL)
-        call = tell(frame, timeout=max(timeout, 0.001), metadata=self._metadata, wait_for_ready=True)
+        call = tell(
+            frame, timeout=max(timeout, 0.001), metadata=self._metadata, wait_for_ready=True
+        )
         self._told.add(call)
         with self._attempting(call):
             try:
@@ -309,7 +321,9 @@ class RPCClient:
         """Confirm these answers no more."""
         self._taken = [id for id in self._taken if id not in ids]
 
-    async def _attempt(self, head: dict[str, Any], body: bytes, answer: _Answer, timeout: float) -> None:
+    async def _attempt(
+        self, head: dict[str, Any], body: bytes, answer: _Answer, timeout: float
+    ) -> None:
         """Make a call once, and append the received pieces to the answer."""
         channel = self._large if len(body) > LARGEST_PIECE or head["kind"] == LARGE else self._calls
         if channel is None:  # the other end has just become unreachable
@@ -352,7 +366,8 @@ class RPCClient:
         if not 0 <= total <= self._largest:
             raise CallRefused(
                 rpc_errors.TOO_LARGE,
-                f"{self.address.name} sent an answer of {total} bytes; the limit is {self._largest}",
+                f"{self.address.name} sent an answer of {total} bytes; the limit is "
+                f"{self._largest}",
             )
         answer.begin(head["sum"], head["from"])
         answer.add(piece, total)
@@ -368,7 +383,8 @@ class RPCClient:
         for frame in frames:
             try:
                 await call.write(frame)
-            except asyncio.InvalidStateError:  # the other end has ended the call; the next read gives its error
+            # the other end has ended the call; the next read gives its error
+            except asyncio.InvalidStateError:
                 return
             self.sent += len(frame)
 
@@ -392,9 +408,11 @@ class RPCClient:
             return _Late()
         if status is grpc.StatusCode.UNAUTHENTICATED:
             return refused(f"{name} does not accept this certificate")
-        return _Broken(strike=status not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED))
+        return _Broken(
+            strike=status not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        )
 
-    # -- heartbeats --------------------------------------------------------------------------------------------------
+    # -- heartbeats --------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
         """Request heartbeats until cancelled."""
@@ -402,12 +420,16 @@ class RPCClient:
             begun = monotonic()
             try:
                 if self.revoked:
-                    self.problem = f"the certificate of {self.address.name} is revoked or has expired"
+                    self.problem = (
+                        f"the certificate of {self.address.name} is revoked or has expired"
+                    )
                     self._lost()
                 pulse = (self._lives or await self._dial()).unary_unary(PULSES)
                 taken = self._confirmed()
                 body = b" ".join((self._session, *(id.encode() for id in taken)))
-                told = await pulse(body, timeout=PATIENCE, metadata=self._metadata, wait_for_ready=self.up)
+                told = await pulse(
+                    body, timeout=PATIENCE, metadata=self._metadata, wait_for_ready=self.up
+                )
                 self._alive()
                 self._forget(taken)
                 self._heard(told[:64].decode("ascii", "replace"))
@@ -432,7 +454,9 @@ class RPCClient:
             EngineError: the other end is unreachable, or has another certificate.
         """
         if self._credentials is not None and self._credentials.revoked is not None:
-            self._only = await self._credentials.check_server(self.address.at, self.address.name, SILENCE)
+            self._only = await self._credentials.check_server(
+                self.address.at, self.address.name, SILENCE
+            )
         self._calls, self._large, self._lives = self._channel(), self._channel(), self._channel()
         return self._lives
 
@@ -440,17 +464,27 @@ class RPCClient:
         if self._credentials is None:
             return grpc.aio.insecure_channel(self.address.at, options=CLIENT)
         options = (*CLIENT, ("grpc.ssl_target_name_override", self.address.name))
-        return grpc.aio.secure_channel(self.address.at, self._credentials.channel(self._only), options=options)
+        return grpc.aio.secure_channel(
+            self.address.at, self._credentials.channel(self._only), options=options
+        )
 
     @property
     def revoked(self) -> bool:
-        """Whether the other end's certificate was revoked, or has expired, since the connection was made."""
+        """Whether the other end's certificate was revoked, or has expired, since the connection was
+        made.
+        """
         return self._only is not None and self._revoked(self._only)
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles in the other end's certificate; none where it was not checked by a list of revoked ones."""
-        return () if self._only is None or self._credentials is None else self._credentials.roles_in(self._only)
+        """The roles in the other end's certificate; none where it was not checked by a list of
+        revoked ones.
+        """
+        return (
+            ()
+            if self._only is None or self._credentials is None
+            else self._credentials.roles_in(self._only)
+        )
 
     def _revoked(self, certificate: bytes) -> bool:
         assert self._credentials is not None

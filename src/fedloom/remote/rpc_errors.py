@@ -1,4 +1,6 @@
-"""Errors of calls between parties: a code and a sentence for the caller, never the text of an exception."""
+"""Errors of calls between parties: a code and a sentence for the caller, never the text of an
+exception.
+"""
 
 from typing import Final
 

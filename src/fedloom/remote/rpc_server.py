@@ -35,7 +35,9 @@ from fedloom.remote.frames import (
 from fedloom.remote.rpc_errors import CallRefused
 
 KEPT: Final = 120.0
-"""Seconds that an answer waits for a caller that lost its connection, and a partial call for its remaining pieces."""
+"""Seconds that an answer waits for a caller that lost its connection, and a partial call for its
+remaining pieces.
+"""
 OPENING: Final = 10.0
 """Seconds for the first frame of a call, and for the caller's confirmation of an answer."""
 MOST_CALLS: Final = 256
@@ -59,8 +61,8 @@ T = TypeVar("T")
 def _is_failure(record: logging.LogRecord) -> bool:
     """Whether a log record of gRPC reports more than a cancelled call.
 
-    gRPC logs a call that is cancelled before its first step as an unhandled exception, with a traceback. A server that
-    stops cancels such calls, as do callers that leave.
+    gRPC logs a call that is cancelled before its first step as an unhandled exception, with a
+    traceback. A server that stops cancels such calls, as do callers that leave.
     """
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
@@ -78,7 +80,9 @@ class Handler(Protocol):
         """Record a sign of life of a caller's process, and return the answer to a heartbeat."""
 
     def broke(self, caller: str, session: str) -> None:
-        """Record that the last stream of a caller's process was cancelled: its connection broke, or it ended."""
+        """Record that the last stream of a caller's process was cancelled: its connection broke, or
+        it ended.
+        """
 
     def limit(self, caller: str) -> int:
         """The limit of this caller's calls, in bytes; raises CallRefused for an unknown caller."""
@@ -105,7 +109,9 @@ class _Call:
     touched: float = field(default_factory=monotonic)
 
     def add(self, at: int, piece: bytes | memoryview) -> None:
-        """Append the new bytes of a piece that begins at or before the end of the received bytes."""
+        """Append the new bytes of a piece that begins at or before the end of the
+        received bytes.
+        """
         self.touched = monotonic()
         new = memoryview(piece)[max(self.arrived - at, 0) :]
         if new and self.work is None:
@@ -151,13 +157,17 @@ class RPCService:
             _log.exception("heartbeat of %s failed", caller)
             await _refuse(context, _failed())
 
-    async def ask(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def ask(
+        self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
         """Answer a call, or the remaining pieces of one."""
         await self._answered(context, lambda caller: self._serve(caller, frames, context))
 
     async def tell(self, frame: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         """The answer to a small call, or its first piece, which the caller confirms later."""
-        return await self._answered(context, lambda caller: self._told(caller, frame, context)) or b""
+        return (
+            await self._answered(context, lambda caller: self._told(caller, frame, context)) or b""
+        )
 
     async def _answered(
         self, context: grpc.aio.ServicerContext[Any, Any], serve: Callable[[str], Awaitable[T]]
@@ -206,14 +216,21 @@ class RPCService:
                 call.work.cancel()
         self._calls.clear()
 
-    # -- one stream ------------------------------------------------------------------------------------------------
+    # -- one stream --------------------------------------------------------------------------------
 
     async def _serve(
         self, caller: str, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         most = self._handler.limit(caller)
         head, first = unframed(
-            await _next(frames, OPENING), kind=str, id=str, bytes=int, sum=int, got=int, of=int, again=bool
+            await _next(frames, OPENING),
+            kind=str,
+            id=str,
+            bytes=int,
+            sum=int,
+            got=int,
+            of=int,
+            again=bool,
         )
         with self._session(caller, head["id"].partition("/")[0]):
             key = (caller, head["id"])
@@ -227,13 +244,19 @@ class RPCService:
             answer, total = await asyncio.shield(self._work(key, call))
             start = head["got"] if head["of"] == total and 0 <= head["got"] <= len(answer) else 0
             await self._caller(context)  # its certificate may have been revoked meanwhile
-            await _write(context, framed({"bytes": len(answer), "sum": total, "from": start}, answer, start), call)
+            await _write(
+                context,
+                framed({"bytes": len(answer), "sum": total, "from": start}, answer, start),
+                call,
+            )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(OPENING):
                     if await anext(frames, None) == TAKEN and self._calls.get(key) is call:
                         del self._calls[key]
 
-    async def _told(self, caller: str, frame: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+    async def _told(
+        self, caller: str, frame: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> bytes:
         most = self._handler.limit(caller)
         head, body = unframed(frame, kind=str, id=str, bytes=int, sum=int, taken=str)
         with self._session(caller, head["id"].partition("/")[0]):
@@ -246,7 +269,9 @@ class RPCService:
             answer, total = await asyncio.shield(self._work(key, call))
             await self._caller(context)  # its certificate may have been revoked meanwhile
             call.touched = monotonic()
-            return whole({"bytes": len(answer), "sum": total, "from": 0}, memoryview(answer)[:WHOLE])
+            return whole(
+                {"bytes": len(answer), "sum": total, "from": 0}, memoryview(answer)[:WHOLE]
+            )
 
     def _confirmed(self, caller: str, ids: str) -> None:
         """Drop answers that the caller has."""
@@ -271,7 +296,9 @@ class RPCService:
             if not self._sessions[caller, session]:
                 del self._sessions[caller, session]
 
-    async def _take(self, call: _Call, at: int, piece: bytes | memoryview, frames: AsyncIterator[bytes]) -> None:
+    async def _take(
+        self, call: _Call, at: int, piece: bytes | memoryview, frames: AsyncIterator[bytes]
+    ) -> None:
         """Receive the bytes of a call; any stream may bring the missing ones."""
         while True:
             if at + len(piece) > call.total:
@@ -293,7 +320,7 @@ class RPCService:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "your certificate is not accepted")
         return name
 
-    # -- calls -----------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     def _find(self, key: tuple[str, str], head: dict[str, Any], most: int) -> _Call:
         """The call of this id in progress, or a new one."""
@@ -310,12 +337,20 @@ class RPCService:
     def _check(self, key: tuple[str, str], head: dict[str, Any], most: int) -> None:
         """Refuse a new call that would take more than its caller's share of memory."""
         if not 0 <= head["bytes"] <= most:
-            raise CallRefused(rpc_errors.TOO_LARGE, f"the call has {head['bytes']} bytes; the limit is {most}")
+            raise CallRefused(
+                rpc_errors.TOO_LARGE, f"the call has {head['bytes']} bytes; the limit is {most}"
+            )
         if len(head["kind"]) + len(head["id"]) > _NAMES:
-            raise CallRefused(rpc_errors.MALFORMED, f"a call's kind and id may have {_NAMES} characters")
+            raise CallRefused(
+                rpc_errors.MALFORMED, f"a call's kind and id may have {_NAMES} characters"
+            )
         mine = [call for (who, _), call in self._calls.items() if who == key[0]]
         coming = sum(call.total for call in mine if call.unfinished)
-        if len(mine) >= MOST_CALLS or coming + head["bytes"] > 2 * most or sum(c.kept for c in mine) > MOST_KEPT:
+        if (
+            len(mine) >= MOST_CALLS
+            or coming + head["bytes"] > 2 * most
+            or sum(c.kept for c in mine) > MOST_KEPT
+        ):
             raise CallRefused(rpc_errors.BUSY, "too many calls at once")
 
     def _work(self, key: tuple[str, str], call: _Call) -> asyncio.Task[tuple[bytes, int]]:
@@ -324,7 +359,9 @@ class RPCService:
             if call.sum != call.announced:
                 self._calls.pop(key, None)
                 call.body.clear()
-                raise CallRefused(rpc_errors.MALFORMED, "the call's bytes do not have the announced CRC-32")
+                raise CallRefused(
+                    rpc_errors.MALFORMED, "the call's bytes do not have the announced CRC-32"
+                )
             body, call.body = bytes(call.body), bytearray()
             call.work = asyncio.ensure_future(self._answer(key[0], call.kind, body))
             call.work.add_done_callback(lambda work: self._done(key, call, work))
@@ -339,16 +376,22 @@ class RPCService:
         except Exception:
             _log.exception("a call of %s failed", caller)
             error = _failed()
-        del body  # the refusal has this frame, and this call the refusal: they live until somebody collects cycles
+        # the refusal has this frame, and this call the refusal: they live until somebody collects
+        # cycles
+        del body
         raise error
 
-    def _done(self, key: tuple[str, str], call: _Call, work: asyncio.Task[tuple[bytes, int]]) -> None:
+    def _done(
+        self, key: tuple[str, str], call: _Call, work: asyncio.Task[tuple[bytes, int]]
+    ) -> None:
         call.touched = monotonic()
         if (work.cancelled() or work.exception() is not None) and self._calls.get(key) is call:
             del self._calls[key]  # a refusal is not kept: a repeated call may succeed
 
     def _sweep(self) -> None:
-        """Drop calls that were abandoned for `KEPT` seconds; looks at them a hundred times in so many seconds."""
+        """Drop calls that were abandoned for `KEPT` seconds; looks at them a hundred times in so
+        many seconds.
+        """
         now = monotonic()
         if now - self._swept < KEPT / 100:
             return
@@ -377,7 +420,9 @@ async def _write(
 
 
 def _failed() -> CallRefused:
-    return CallRefused(rpc_errors.FAILED, "the coordinator failed to answer; the reason is in its log")
+    return CallRefused(
+        rpc_errors.FAILED, "the coordinator failed to answer; the reason is in its log"
+    )
 
 
 async def _refuse(context: grpc.aio.ServicerContext[Any, Any], refusal: CallRefused) -> NoReturn:
@@ -405,8 +450,9 @@ class RPCServer:
 
 
 def most_connections() -> int:
-    """The limit of connections, for which the process may open as many files as its system allows: anybody can dial,
-    and without a limit would take the files that a checkpoint needs."""
+    """The limit of connections, for which the process may open as many files as its system allows:
+    anybody can dial, and without a limit would take the files that a checkpoint needs.
+    """
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -416,7 +462,11 @@ def most_connections() -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(64, min(MOST_CONNECTIONS, soft - OWN_FILES))
+    return (
+        MOST_CONNECTIONS
+        if soft == resource.RLIM_INFINITY
+        else max(64, min(MOST_CONNECTIONS, soft - OWN_FILES))
+    )
 
 
 async def serve(handler: Handler, listen: str, credentials: Credentials | None) -> RPCServer:
@@ -425,8 +475,8 @@ async def serve(handler: Handler, listen: str, credentials: Credentials | None) 
     Args:
         handler: answers the calls.
         listen: host:port, port 0 for any; or unix:path.
-        credentials: the local certificate; None for the insecure mode, in which callers state their own names, at
-            loopback addresses only.
+        credentials: the local certificate; None for the insecure mode, in which callers state their
+            own names, at loopback addresses only.
 
     Raises:
         EngineError: the address is not available.
@@ -441,13 +491,17 @@ async def serve(handler: Handler, listen: str, credentials: Credentials | None) 
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, rpcs),))
     if credentials is None and not local(listen):
-        raise EngineError(f"insecure mode cannot listen at {listen}: use a loopback address such as 127.0.0.1")
+        raise EngineError(
+            f"insecure mode cannot listen at {listen}: use a loopback address such as 127.0.0.1"
+        )
     try:
         if credentials is None:
             port = server.add_insecure_port(listen)
         else:
             port = server.add_secure_port(listen, credentials.server())
     except RuntimeError:
-        raise EngineError(f"cannot listen at {listen}: check the address, and stop any process on its port") from None
+        raise EngineError(
+            f"cannot listen at {listen}: check the address, and stop any process on its port"
+        ) from None
     await server.start()
     return RPCServer(server, port, service)

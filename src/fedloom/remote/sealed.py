@@ -1,7 +1,7 @@
 """TLS 1.3 between two nodes whose bytes are carried by the coordinator, which has no key of it.
 
-The node that fetches is the client, the node that answers the server; both present their certificates. The handshake
-takes two calls, the second of which brings the request.
+The node that fetches is the client, the node that answers the server; both present their
+certificates. The handshake takes two calls, the second of which brings the request.
 """
 
 import ssl
@@ -12,7 +12,8 @@ from fedloom.remote.rpc_errors import CallRefused, refused
 
 
 class SealedChannel:
-    """One end of such a connection. Without certificates it passes bytes as they are, and believes the claimed name.
+    """One end of such a connection. Without certificates it passes bytes as they are, and believes
+    the claimed name.
 
     Args:
         credentials: the local certificate; None for the insecure mode.
@@ -27,7 +28,9 @@ class SealedChannel:
         if credentials is not None:
             context = credentials.context(server=server)
             name = None if server else peer
-            self._tls = context.wrap_bio(self._in, self._out, server_side=server, server_hostname=name)
+            self._tls = context.wrap_bio(
+                self._in, self._out, server_side=server, server_hostname=name
+            )
 
     def shake(self, received: bytes | memoryview = b"") -> bytes:
         """One step of the handshake: the bytes to send.
@@ -43,7 +46,9 @@ class SealedChannel:
         except ssl.SSLWantReadError:
             return self._out.read()
         except ssl.SSLError as error:
-            raise self._untrusted(getattr(error, "verify_message", "") or error.reason or "no TLS") from None
+            raise self._untrusted(
+                getattr(error, "verify_message", "") or error.reason or "no TLS"
+            ) from None
         self._check()
         return self._out.read()
 

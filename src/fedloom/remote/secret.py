@@ -21,6 +21,7 @@ def secret(path: Path) -> int:
     text = path.read_text(encoding="utf-8", errors="replace")
     if len(text) != 32 or set(text) - set("0123456789abcdef"):
         raise ConfigError(
-            f"{path} is not a secret of 32 hexadecimal digits: restore the file, or remove it to get a new one"
+            f"{path} is not a secret of 32 hexadecimal digits: restore the file, or remove it to "
+            "get a new one"
         )
     return int(text, 16)

@@ -1,6 +1,8 @@
-"""The coordinator's part in a secure sum with nodes: it relays keys and shares, and learns the sum alone.
+"""The coordinator's part in a secure sum with nodes: it relays keys and shares, and learns the sum
+alone.
 
-See `fedloom.protect.masks` for the protocol. A node that is lost at a step is left out of the later ones.
+See `fedloom.protect.masks` for the protocol. A node that is lost at a step is left out of the later
+ones.
 """
 
 import asyncio
@@ -52,15 +54,19 @@ async def secure_sum(
         whole: whether there is no sum unless all nodes are in it; there are then no shares.
 
     Returns:
-        The sum (d,) uint64, or None if too few nodes stayed; each node's notes; and the nodes whose reply is not part
-        of the sum, with reasons.
+        The sum (d,) uint64, or None if too few nodes stayed; each node's notes; and the nodes whose
+        reply is not part of the sum, with reasons.
     """
     lost: dict[str, Failure] = {}
     by_name, name = {session.name: session for session in sessions}, secrets.token_hex(16)
 
-    async def each(names: Sequence[str], step: Callable[[NodeSession], Awaitable[T]]) -> dict[str, T]:
+    async def each(
+        names: Sequence[str], step: Callable[[NodeSession], Awaitable[T]]
+    ) -> dict[str, T]:
         """The results of a step, of the nodes that took it."""
-        answers = await asyncio.gather(*(step(by_name[one]) for one in names), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(step(by_name[one]) for one in names), return_exceptions=True
+        )
         found: dict[str, T] = {}
         for one, answer in zip(names, answers, strict=True):
             if isinstance(answer, CallRefused):
@@ -87,9 +93,11 @@ async def secure_sum(
         for one, (_, parts) in answered.items()
         if 2 * refusals[one] <= len(answered) and parts[4] == past
     }
-    for one in answered.keys() - shown.keys():  # a lost node stays out for a while; a few liars keep nobody out
+    # a lost node stays out for a while; a few liars keep nobody out
+    for one in answered.keys() - shown.keys():
         lost[one] = Failure(
-            rpc_errors.REFUSED, f"{one}: most other nodes do not add with it now, or were asked otherwise before"
+            rpc_errors.REFUSED,
+            f"{one}: most other nodes do not add with it now, or were asked otherwise before",
         )
     listed = [part for parts in shown.values() for part in parts]
 
@@ -129,7 +137,9 @@ async def secure_sum(
 
     async def masked(session: NodeSession) -> TaskResults:
         others = [other for other in sealed if other != session.name]
-        await session.sum_step(name, "deliver", call, others, [sealed[other][session.name] for other in others])
+        await session.sum_step(
+            name, "deliver", call, others, [sealed[other][session.name] for other in others]
+        )
         return await masked_of_all(session)
 
     results = await each([*sealed], masked)
@@ -144,7 +154,9 @@ async def secure_sum(
         return parts[0]
 
     async def opened(session: NodeSession) -> dict[str, bytes]:
-        names, parts = await session.sum_step(name, "open", call, [*signatures], [*signatures.values()])
+        names, parts = await session.sum_step(
+            name, "open", call, [*signatures], [*signatures.values()]
+        )
         if len(names) != len(parts):
             raise MessageError("a node must open one share for each name")
         return dict(zip(names, parts, strict=True))

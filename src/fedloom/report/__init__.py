@@ -17,13 +17,18 @@ SHOWN, CODE = {".csv", ".json", ".toml"}, {".py", ".html", ".js", ".css"}
 def current(folder: Path) -> Path | None:
     """The `report.html` of a folder if this version wrote it after all that it shows, else None."""
     page = folder / "report.html"
-    if not page.is_file() or f'content="fedloom {__version__}"' not in page.read_text(encoding="utf-8")[:1000]:
+    if (
+        not page.is_file()
+        or f'content="fedloom {__version__}"' not in page.read_text(encoding="utf-8")[:1000]
+    ):
         return None
     files = chain(
         (file for file in folder.rglob("*") if file.suffix in SHOWN),
         (file for file in PACKAGE.rglob("*") if file.suffix in CODE),
     )
-    return page if page.stat().st_mtime_ns > max(file.stat().st_mtime_ns for file in files) else None
+    return (
+        page if page.stat().st_mtime_ns > max(file.stat().st_mtime_ns for file in files) else None
+    )
 
 
 def write(folder: Path) -> Path:
@@ -43,14 +48,15 @@ def write(folder: Path) -> Path:
         page = run_page.page(read.read_run(folder))
     else:
         raise DataError(
-            f"{folder} has no result.json, metrics.csv or comparison.json. Name the folder of a run or comparison with "
-            "at least one checkpoint."
+            f"{folder} has no result.json, metrics.csv or comparison.json. Name the folder of a "
+            "run or comparison with at least one checkpoint."
         )
     return _saved(render(page), folder / "report.html")
 
 
 def write_paper(folder: Path) -> list[Path]:
-    """Write a comparison's LaTeX table, BibTeX entries and PDF figure into its folder `paper`; returns their paths.
+    """Write a comparison's LaTeX table, BibTeX entries and PDF figure into its folder `paper`;
+    returns their paths.
 
     Raises:
         DataError: the folder holds no comparison, or a file is missing or damaged.
@@ -58,7 +64,10 @@ def write_paper(folder: Path) -> list[Path]:
     from fedloom.report import paper, read
 
     if not (folder / "comparison.json").is_file():
-        raise DataError(f"{folder} has no comparison.json. Name the folder of a comparison: fedloom compare writes it.")
+        raise DataError(
+            f"{folder} has no comparison.json. Name the folder of a comparison: fedloom compare "
+            "writes it."
+        )
     found, runs = read.read_comparison(folder)
     return paper.write(folder / "paper", found, runs)
 
@@ -69,8 +78,8 @@ def write_many(folders: Sequence[Path], out: Path) -> Path:
     Runs on different data are shown side by side, without paired differences.
 
     Raises:
-        DataError: no folder is given, a run is unfinished, a file is missing or damaged, or horizontal and vertical
-            runs are mixed.
+        DataError: no folder is given, a run is unfinished, a file is missing or damaged, or
+            horizontal and vertical runs are mixed.
     """
     from fedloom.report import comparison_page, gather, read
 
@@ -81,5 +90,6 @@ def write_many(folders: Sequence[Path], out: Path) -> Path:
 
 def _saved(text: str, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode())  # a link in a folder of somebody else's is replaced, not followed
+    # a link in a folder of somebody else's is replaced, not followed
+    write_atomically(path, text.encode())
     return path

@@ -20,7 +20,9 @@ WIDE = 12
 
 
 def clients_of_run(run: Run) -> PageSection:
-    """The accuracy of each client of a run, on all classes and on its own class mix, and the partition."""
+    """The accuracy of each client of a run, on all classes and on its own class mix, and the
+    partition.
+    """
     s = run.summary
     if s.eval_modes and s.own:
         return _by_eval_mode(run)
@@ -29,18 +31,30 @@ def clients_of_run(run: Run) -> PageSection:
     caption = f"Clients are sorted by {noun} on {s.tested}."
     if s.own:
         series.append(
-            Dots("own class mix" if s.task == "classes" else "own test rows", s.own.over(s.clients)[order], HOLLOW)
+            Dots(
+                "own class mix" if s.task == "classes" else "own test rows",
+                s.own.over(s.clients)[order],
+                HOLLOW,
+            )
         )
         if s.task == "classes":
-            caption += " The own class mix weights test rows by the classes of a client's training rows."
+            caption += (
+                " The own class mix weights test rows by the classes of a client's training rows."
+            )
     known = each[order]  # empty if training diverged at every client
-    ends = f"{fmt.metric(known.min(), share)} to {fmt.metric(known.max(), share)}" if len(known) else fmt.NONE
+    ends = (
+        f"{fmt.metric(known.min(), share)} to {fmt.metric(known.max(), share)}"
+        if len(known)
+        else fmt.NONE
+    )
     alt = f"{fmt.capital(noun)} of each client, {ends}."
     return _section(run, order, series, alt, caption)
 
 
 def _by_eval_mode(run: Run) -> PageSection:
-    """Accuracies on own class mixes, in the first evaluation mode and without it; unseen clients come first."""
+    """Accuracies on own class mixes, in the first evaluation mode and without it; unseen clients
+    come first.
+    """
     s = run.summary
     metric, before = next(iter(s.eval_modes)), s.accuracies[s.on_own].over(s.clients)
     noun, share, sign = metric.noun, metric.share, -1 if metric.lower_is_better else 1
@@ -48,29 +62,46 @@ def _by_eval_mode(run: Run) -> PageSection:
     if s.unseen:
         after = np.where(np.isnan(after), s.eval_modes[metric.training].over(s.clients), after)
     order = np.lexsort((-sign * after, ~np.isin(np.arange(s.clients), s.unseen)))
-    series = [Dots(eval_mode, after[order], series_style(0)), Dots("unadapted", before[order], HOLLOW)]
-    better, worse = int((sign * (after - before) > 0).sum()), int((sign * (after - before) < 0).sum())
-    mine = "test rows in {} client's own class mix" if s.task == "classes" else "{} client's own test rows"
+    series = [
+        Dots(eval_mode, after[order], series_style(0)),
+        Dots("unadapted", before[order], HOLLOW),
+    ]
+    better = int((sign * (after - before) > 0).sum())
+    worse = int((sign * (after - before) < 0).sum())
+    mine = (
+        "test rows in {} client's own class mix"
+        if s.task == "classes"
+        else "{} client's own test rows"
+    )
     caption = (
-        f"{fmt.capital(noun)} on {mine.format('each')}, sorted by the {noun} {eval_mode}. The mean "
-        f"{'gain over' if share else 'difference from'} unadapted models is "
-        f"{fmt.difference(float(np.nanmean(after - before)), share)}{' points' * share}; {better} of {s.clients} "
-        f"clients improve, and {worse} get worse."
+        f"{fmt.capital(noun)} on {mine.format('each')}, sorted by the {noun} {eval_mode}. The "
+        f"mean {'gain over' if share else 'difference from'} unadapted models is "
+        f"{fmt.difference(float(np.nanmean(after - before)), share)}{' points' * share}; "
+        f"{better} of {s.clients} clients improve, and {worse} get worse."
     )
     caption += " Unseen clients come first." if s.unseen else ""
     means = [f"{one.label} {fmt.metric(np.nanmean(one.values), share)}" for one in series]
-    alt = f"{fmt.capital(noun)} of each client on {mine.format('the')}; the means are {fmt.together(means)}."
+    alt = (
+        f"{fmt.capital(noun)} of each client on {mine.format('the')}; the means are "
+        f"{fmt.together(means)}."
+    )
     return _section(run, order, series, alt, caption, joined=True)
 
 
 def clients_of_comparison(found: Comparison, runs: Sequence[Run]) -> PageSection:
-    """The accuracy of each client by method, in the first seed: seeds differ in their partitions."""
+    """The accuracy of each client by method, in the first seed: seeds differ in their
+    partitions.
+    """
     seed = runs[0].summary.seed
     same = {run.summary.name: run for run in runs if run.summary.seed == seed}
     first = same.get(found.reference, runs[0])
     order, number = _order(first, found.metric), first.summary.clients
     series = [
-        Dots(method.name, same[method.name].summary.accuracies[found.metric].over(number)[order], series_style(n))
+        Dots(
+            method.name,
+            same[method.name].summary.accuracies[found.metric].over(number)[order],
+            series_style(n),
+        )
         for n, method in enumerate(found.methods)
         if method.name in same
     ]
@@ -88,16 +119,28 @@ def clients_of_comparison(found: Comparison, runs: Sequence[Run]) -> PageSection
     if not rows:
         return replace(section, tables=[])
     over = found.gains_over
-    caption = f"{title} {found.describe(found.metric)} by the clients' model; mean over clients and seeds"
+    caption = (
+        f"{title} {found.describe(found.metric)} by the clients' model; mean over clients and seeds"
+    )
     caption += ", without unseen clients" if found.unseen and not found.metric.clients else ""
-    caption += f"; in brackets the gain{' in points' * share} over {over}" if over and len(found.methods) > 1 else ""
-    return replace(section, tables=[PageTable(caption, ["Model", "Clients", *(m.name for m in found.methods)], rows)])
+    caption += (
+        f"; in brackets the gain{' in points' * share} over {over}"
+        if over and len(found.methods) > 1
+        else ""
+    )
+    return replace(
+        section,
+        tables=[PageTable(caption, ["Model", "Clients", *(m.name for m in found.methods)], rows)],
+    )
 
 
 def _by_model(run: Run) -> list[PageTable]:
     """The accuracies of a run by the clients' network or black box, if there are several."""
     s, names = run.summary, run.partition.architectures
-    shown = {fmt.capital(s.describe(metric)): found.over(s.clients) for metric, found in s.accuracies.items()}
+    shown = {
+        fmt.capital(s.describe(metric)): found.over(s.clients)
+        for metric, found in s.accuracies.items()
+    }
     for each, found in zip(shown.values(), s.accuracies.values(), strict=True):
         if found.clients is None:  # unseen clients never trained
             each[list(s.unseen)] = np.nan
@@ -107,7 +150,11 @@ def _by_model(run: Run) -> list[PageTable]:
         means = [each[of][np.isfinite(each[of])] for each in shown.values()]
         count = len({*of} - {*s.unseen})
         rows.append(
-            cells(name, str(count), *(fmt.metric(m.mean(), s.main.share) if len(m) else fmt.NONE for m in means))
+            cells(
+                name,
+                str(count),
+                *(fmt.metric(m.mean(), s.main.share) if len(m) else fmt.NONE for m in means),
+            )
         )
     caption = f"{fmt.capital(s.main.noun)} by the clients' model, mean over clients"
     caption += "; unseen clients count only in the columns that name them" if s.unseen else ""
@@ -115,17 +162,31 @@ def _by_model(run: Run) -> list[PageTable]:
 
 
 def _section(
-    run: Run, order: np.ndarray, series: list[Dots], alt: str, caption: str, which: str = "", joined: bool = False
+    run: Run,
+    order: np.ndarray,
+    series: list[Dots],
+    alt: str,
+    caption: str,
+    which: str = "",
+    joined: bool = False,
 ) -> PageSection:
-    """Accuracies of the clients in an order, and the partition; `which` names the run if there are several."""
+    """Accuracies of the clients in an order, and the partition; `which` names the run if there are
+    several.
+    """
     wide, names = len(order) > WIDE, run.partition.architectures
-    labels = [f"{run.display_names[i]} · {names[i]}" + " · unseen" * (i in run.summary.unseen) for i in order]
+    labels = [
+        f"{run.display_names[i]} · {names[i]}" + " · unseen" * (i in run.summary.unseen)
+        for i in order
+    ]
     main, width = run.summary.main, "wide" if wide else "normal"
     form = plots.share if main.share else partial(fmt.metric, share=False)
     svg, legend = plots.dots("clients", alt, labels, series, width=width, joined=joined, form=form)
     figure = Figure(f"{fmt.capital(main.noun)} of each client{which}", svg, legend, caption, wide)
     if run.partition.private_clients:
-        text = ["The rows of each client are private; this page knows only scores, to which nodes add noise."]
+        text = [
+            "The rows of each client are private; this page knows only scores, to which nodes "
+            "add noise."
+        ]
         return PageSection("Clients", text=text, figures=[figure], tables=_by_model(run))
     return PageSection("Clients", figures=[figure, _partition(run, which)], tables=_by_model(run))
 
@@ -142,13 +203,18 @@ def _partition(run: Run, which: str) -> Figure:
     counts = np.array(held.counts)
     clients, classes = counts.shape
     most = int(counts.max())
-    kinds = ("class", "classes") if run.summary.task == "classes" else ("part of the target's range", "parts")
+    kinds = (
+        ("class", "classes")
+        if run.summary.task == "classes"
+        else ("part of the target's range", "parts")
+    )
     alt = f"Training rows of {classes} {kinds[1]} at {clients} clients, at most {most} in a cell."
     svg = heatmaps.class_counts("partition", alt, counts, held.classes)
     caption = (
-        f"Training rows by {kinds[0]} and client. A client has {fmt.span(counts.sum(1).tolist())} rows of "
-        f"{fmt.span((counts > 0).sum(1).tolist())} of {fmt.times(classes, *kinds)}. There are also "
-        f"{fmt.whole(held.test)} test rows and {fmt.whole(held.public)} unlabeled public rows."
+        f"Training rows by {kinds[0]} and client. A client has "
+        f"{fmt.span(counts.sum(1).tolist())} rows of {fmt.span((counts > 0).sum(1).tolist())} of "
+        f"{fmt.times(classes, *kinds)}. There are also {fmt.whole(held.test)} test rows and "
+        f"{fmt.whole(held.public)} unlabeled public rows."
     )
     caption += f" The server has {fmt.whole(held.server)} labeled rows." if held.server else ""
     return Figure(f"Partition{which}", svg, (heatmaps.rows_legend(most),), caption, clients > WIDE)

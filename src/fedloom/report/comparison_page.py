@@ -1,6 +1,7 @@
 """The report of a comparison.
 
-Horizontal methods are compared by the accuracies of the clients, vertical ones by the scores of the joint prediction.
+Horizontal methods are compared by the accuracies of the clients, vertical ones by the scores of the
+joint prediction.
 """
 
 import os
@@ -22,12 +23,23 @@ from fedloom.report.learning import ITERATION, bytes_sent, cost_figures, iterati
 from fedloom.report.page import Figure, Page, PageCell, PageSection, PageTable, cells
 from fedloom.report.plots import Dots, Level, Line
 from fedloom.report.read import Run
-from fedloom.report.results import LOWER, ONE_SEED, conclusion, difference_tables, methods_table, metrics, verdict
+from fedloom.report.results import (
+    LOWER,
+    ONE_SEED,
+    conclusion,
+    difference_tables,
+    methods_table,
+    metrics,
+    verdict,
+)
 from fedloom.report.styles import series_style
 
 BANDS = 5
 """Maximum number of curves with bands; more would overlap."""
-ROUND = "Methods differ in the local work and the messages of a round; the table of methods has all bytes and seconds."
+ROUND = (
+    "Methods differ in the local work and the messages of a round; the table of methods has all "
+    "bytes and seconds."
+)
 
 
 def page(folder: Path, found: Comparison, runs: Sequence[Run], problem: str = "") -> Page:
@@ -39,7 +51,9 @@ def page(folder: Path, found: Comparison, runs: Sequence[Run], problem: str = ""
         runs: its runs whose files exist.
         problem: why the runs cannot be paired, if they cannot.
     """
-    titles = {name: score.title for name, score in metrics(found).items() if _in_first_table(found, name)}
+    titles = {
+        name: score.title for name, score in metrics(found).items() if _in_first_table(found, name)
+    }
     figures = _dots(found) if found.joint else []
     sections: list[PageSection | None] = [
         PageSection("Methods", tables=[methods_table(found, titles)], figures=figures),
@@ -77,7 +91,10 @@ def _warnings(found: Comparison, runs: Sequence[Run], problem: str) -> Iterable[
     unit = "rounds" if found.joint else "iterations"
     lengths = {getattr(run.summary, unit) for run in runs}
     if len(lengths) > 1:
-        yield f"The runs differ in length ({fmt.span(lengths)} {unit}), which affects every difference."
+        yield (
+            f"The runs differ in length ({fmt.span(lengths)} {unit}), which affects every "
+            "difference."
+        )
     for remark in found.remarks:
         yield f"{fmt.capital(remark)}."
     missing = len(found.runs) - len(runs)
@@ -122,17 +139,26 @@ def _lead(found: Comparison) -> str:
     chance = found.chance_of(main)
     if chance is None:
         return f"{text}."
-    return f"{text}; always predicting {found.most_frequent(main)} gives {fmt.metric(chance, main.share)}."
+    return (
+        f"{text}; always predicting {found.most_frequent(main)} gives "
+        f"{fmt.metric(chance, main.share)}."
+    )
 
 
 def _in_first_table(found: Comparison, metric: Metric) -> bool:
-    """Whether the table of methods has a metric; those over unseen clients have tables of their own."""
+    """Whether the table of methods has a metric; those over unseen clients have tables of their
+    own.
+    """
     return not found.unseen or metric == found.metric or metric.clients != "unseen"
 
 
 def _differences(found: Comparison) -> PageSection:
     """The differences of each metric, and conclusions."""
-    scores = [score for name, score in metrics(found).items() if name == found.metric or name in found.further]
+    scores = [
+        score
+        for name, score in metrics(found).items()
+        if name == found.metric or name in found.further
+    ]
     main = f"{scores[0].title}: " if len(scores) > 1 else ""
     points = [main + conclusion(d, scores[0].share) for d in found.differences]
     points += [] if any(len(d.per_seed) > 1 for d in found.differences) else [ONE_SEED]
@@ -144,7 +170,9 @@ def _differences(found: Comparison) -> PageSection:
 
 def _dots(found: Comparison) -> list[Figure]:
     names = [
-        name for name in (found.on_test, Metric("balanced accuracy")) if all(name in m.scores for m in found.methods)
+        name
+        for name in (found.on_test, Metric("balanced accuracy"))
+        if all(name in m.scores for m in found.methods)
     ]
     if len(found.methods) < 2 or not names:
         return []
@@ -152,7 +180,9 @@ def _dots(found: Comparison) -> list[Figure]:
         Dots(
             SCORES[name].title.lower(),
             np.array([m.scores[name].mean for m in found.methods]),
-            replace(series_style(number), shape="diamond" if number else "circle", filled=not number),
+            replace(
+                series_style(number), shape="diamond" if number else "circle", filled=not number
+            ),
         )
         for number, name in enumerate(names)
     ]
@@ -160,9 +190,18 @@ def _dots(found: Comparison) -> list[Figure]:
     form = partial(fmt.metric, share=main.share)
     alt = fmt.together([f"{m.name} {form(m.overall.mean)}" for m in found.methods])
     title, given = fmt.capital(main.noun), plots.share if main.share else form
-    svg, legend = plots.dots("methods", f"{title}: {alt}.", [m.name for m in found.methods], series, form=given)
+    svg, legend = plots.dots(
+        "methods", f"{title}: {alt}.", [m.name for m in found.methods], series, form=given
+    )
     what = "accuracies" if main.share else "errors"
-    return [Figure(f"{title} of the methods", svg, legend, f"Mean over seeds; the numbers on the right are {what}.")]
+    return [
+        Figure(
+            f"{title} of the methods",
+            svg,
+            legend,
+            f"Mean over seeds; the numbers on the right are {what}.",
+        )
+    ]
 
 
 def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> PageSection:
@@ -173,14 +212,24 @@ def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> PageSect
     levels = [] if chance is None else [Level(level, chance)]
     named = [[run for run in runs if run.summary.name == method.name] for method in found.methods]
     groups = [(number, own) for number, own in enumerate(named) if own]
-    scores = metrics(found) if found.joint else {main: Score(main.mean, f"Mean {main.noun}", main.share)}
+    scores = (
+        metrics(found) if found.joint else {main: Score(main.mean, f"Mean {main.noun}", main.share)}
+    )
     figures = []
     for name, score in scores.items():
-        having = [(number, own) for number, own in groups if all(len(_series(run, score)[0]) for run in own)]
+        having = [
+            (number, own)
+            for number, own in groups
+            if all(len(_series(run, score)[0]) for run in own)
+        ]
         curves = [_curve(own, number, name, score) for number, own in having]
         if curves:
             seeds = {len(own) for _, own in having}
-            figures.append(_curves_figure(found, name, score, curves, levels if name == main else [], seeds, runs[0]))
+            figures.append(
+                _curves_figure(
+                    found, name, score, curves, levels if name == main else [], seeds, runs[0]
+                )
+            )
     lines = [replace(_curve(own, number, main, scores[main]), band=None) for number, own in groups]
     spent = [
         np.mean([bytes_sent(run)[: len(line.x)] for run in own], axis=0)
@@ -188,7 +237,9 @@ def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> PageSect
     ]
     across = any(m.bytes.across for m in found.methods)
     direction = senders(runs[0]) if across or found.joint else "sent up by all clients"
-    figures[1:1] = cost_figures(lines, spent, levels, direction, f"Tensor data {direction}, without framing.", main)
+    figures[1:1] = cost_figures(
+        lines, spent, levels, direction, f"Tensor data {direction}, without framing.", main
+    )
     return PageSection("Learning", figures=figures)
 
 
@@ -221,7 +272,9 @@ def _curves_figure(
         bands, more = "Mean over clients" + ("" if seeds == {1} else " and seeds"), ITERATION
         if len(curves) <= BANDS:
             also = ", or over clients for methods with one seed" if 1 in seeds else ""
-            bands += "; the band is ± one s.d. over " + ("clients" if seeds == {1} else f"seeds{also}")
+            bands += "; the band is ± one s.d. over " + (
+                "clients" if seeds == {1} else f"seeds{also}"
+            )
         bands += "."
     ends = fmt.together([f"{line.label} {fmt.metric(line.y[-1], score.share)}" for line in curves])
     alt = f"{score.title} by {unit}; at the end {ends}."
@@ -233,7 +286,11 @@ def _curves_figure(
 def curves(found: Comparison, runs: Sequence[Run], metric: Metric, score: Score) -> list[Line]:
     """The curve of each method that has the metric, its mean over seeds."""
     named = [[run for run in runs if run.summary.name == method.name] for method in found.methods]
-    having = [(number, own) for number, own in enumerate(named) if own and all(len(_series(r, score)[0]) for r in own)]
+    having = [
+        (number, own)
+        for number, own in enumerate(named)
+        if own and all(len(_series(r, score)[0]) for r in own)
+    ]
     return [_curve(own, number, metric, score) for number, own in having]
 
 
@@ -242,8 +299,9 @@ def _series(run: Run, score: Score) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _curve(runs: Sequence[Run], number: int, metric: Metric, score: Score) -> Line:
-    """A method's mean over seeds, by iterations or, in vertical learning, by rounds. The band is the deviation over
-    seeds or, with one seed, over clients."""
+    """A method's mean over seeds, by iterations or, in vertical learning, by rounds. The band is
+    the deviation over seeds or, with one seed, over clients.
+    """
     first = runs[0]
     s, curves = first.summary, [_series(run, score) for run in runs]
     points = min(len(x) for x, _ in curves)
@@ -263,26 +321,35 @@ def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> PageSection:
         columns, caption = [SCORES[name].title for name in names], "Scores of each run"
     else:
         every = dict.fromkeys(
-            m for run in runs for m in shown_metrics(run.summary.accuracies, bool(run.summary.unseen))
+            m
+            for run in runs
+            for m in shown_metrics(run.summary.accuracies, bool(run.summary.unseen))
         )
         main, own = found.on_test, found.on_own
         names = [main, own, *(metric for metric in every if metric not in (main, own))]
         prepared = [fmt.capital(runs[0].summary.describe(metric)) for metric in names[2:]]
         title = fmt.capital(main.noun)
-        columns, caption = [title, "On own class mix", *prepared, "Agreement"], f"{title} ± s.d. over clients"
+        columns = [title, "On own class mix", *prepared, "Agreement"]
+        caption = f"{title} ± s.d. over clients"
     rows = []
     for run in runs:
         s, target = run.summary, run.folder / "report.html"
         href = quote(Path(os.path.relpath(target, folder)).as_posix()) if target.is_file() else ""
         if found.joint:
-            values = [fmt.metric(s.scores[n], SCORES[n].share) if n in s.scores else NONE for n in names]
+            values = [
+                fmt.metric(s.scores[n], SCORES[n].share) if n in s.scores else NONE for n in names
+            ]
         else:
             further = [s.accuracies.get(name) for name in names[1:]]
             values = [fmt.spread(s.overall.mean, s.overall.std, s.on_test.share)]
-            values += [NONE if one is None else fmt.metric(one.mean, s.on_test.share) for one in further]
+            values += [
+                NONE if one is None else fmt.metric(one.mean, s.on_test.share) for one in further
+            ]
             values += [NONE if s.agreement is None else fmt.percent(s.agreement)]
         state = PageCell((s.state_sha256 or NONE)[:12], s.state_sha256 or "")
-        rows.append(cells(PageCell(s.name, href=href), str(s.seed), *values, fmt.whole(s.failures), state))
+        rows.append(
+            cells(PageCell(s.name, href=href), str(s.seed), *values, fmt.whole(s.failures), state)
+        )
     linked = "; names link to the reports of the runs" if any(row[0].href for row in rows) else ""
     columns = ["Run", "Seed", *columns, "Failures", "State hash"]
     return PageSection("Runs", tables=[PageTable(f"{caption}{linked}", columns, rows)])

@@ -23,7 +23,9 @@ def text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise DataError(f"{path.parent} has no {path.name}. Restore the file or repeat the run.") from None
+        raise DataError(
+            f"{path.parent} has no {path.name}. Restore the file or repeat the run."
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise damaged(path, f"cannot be read: {error}") from None
 
@@ -45,7 +47,9 @@ def model(path: Path, kind: type[T]) -> T:
 
 
 def csv_rows(path: Path, model: type[T]) -> tuple[T, ...]:
-    """The rows of a CSV file, validated by a model. Raises DataError if a row or column is invalid."""
+    """The rows of a CSV file, validated by a model. Raises DataError if a row or
+    column is invalid.
+    """
     lines = csv.reader(io.StringIO(text(path), newline=""), strict=True)
     try:
         columns = next(lines, [])
@@ -56,14 +60,18 @@ def csv_rows(path: Path, model: type[T]) -> tuple[T, ...]:
         rows = []
         for line in lines:
             if len(line) != len(columns):
-                raise damaged(path, f"has {len(line)} cells in line {lines.line_num}, not {len(columns)}")
+                raise damaged(
+                    path, f"has {len(line)} cells in line {lines.line_num}, not {len(columns)}"
+                )
             rows.append(checked(model, dict(zip(columns, line, strict=True)), path, where))
         return tuple(rows)
     except csv.Error as error:
         raise damaged(path, f"is not valid CSV: line {lines.line_num}: {error}") from None
 
 
-def checked(model: type[T], values: dict[str, Any], path: Path, where: Callable[[], str] = lambda: "") -> T:
+def checked(
+    model: type[T], values: dict[str, Any], path: Path, where: Callable[[], str] = lambda: ""
+) -> T:
     """A model of values at the position `where` of a file. Raises DataError if they are invalid."""
     try:
         return model(**values)

@@ -26,13 +26,21 @@ def points(difference: float) -> str:
 
 def with_gain(mean: float | None, gain: float | None, share: bool = True) -> str:
     """A metric and its gain, `86.7 % (+2.7)`."""
-    return NONE if mean is None else metric(mean, share) + ("" if gain is None else f" ({difference(gain, share)})")
+    return (
+        NONE
+        if mean is None
+        else metric(mean, share) + ("" if gain is None else f" ({difference(gain, share)})")
+    )
 
 
 def number(value: float, form: str = ".3f") -> str:
     """`0.962`; zero has no sign."""
     text = _signed(value, form)
-    return text if any(c in text for c in "123456789") or not math.isfinite(value) else text.lstrip(f"+{MINUS}")
+    return (
+        text
+        if any(c in text for c in "123456789") or not math.isfinite(value)
+        else text.lstrip(f"+{MINUS}")
+    )
 
 
 def value(found: str | float | None) -> str:
@@ -43,7 +51,9 @@ def value(found: str | float | None) -> str:
 
 
 def metric(value: float, share: bool = True, space: str = NBSP) -> str:
-    """A share in percent, `86.7 %`, or any other metric as a number, `0.962`, `12.35` or `18,230`."""
+    """A share in percent, `86.7 %`, or any other metric as a number, `0.962`, `12.35`
+    or `18,230`.
+    """
     return percent(value, space) if share else number(value, _form(value))
 
 
@@ -65,7 +75,9 @@ def difference(value: float, share: bool = True) -> str:
 
 
 def between(low: float, high: float, share: bool = True) -> str:
-    """`−0.3 to +1.5`, the ends of an interval; one that is near 0 has digits enough to show on which side it is."""
+    """`−0.3 to +1.5`, the ends of an interval; one that is near 0 has digits enough to show on
+    which side it is.
+    """
     return f"{bound(low, share)} to {bound(high, share)}"
 
 
@@ -74,7 +86,10 @@ def bound(value: float, share: bool = True) -> str:
     text, shown = difference(value, share), 100 * value if share else value
     if text.strip("0.") or not value:
         return text
-    return next((f for digits in (2, 3, 4) if (f := _signed(shown, f"+.{digits}f")).strip(f"+{MINUS}0.")), text)
+    return next(
+        (f for digits in (2, 3, 4) if (f := _signed(shown, f"+.{digits}f")).strip(f"+{MINUS}0.")),
+        text,
+    )
 
 
 def size(count: float, space: str = NBSP) -> str:
@@ -125,7 +140,9 @@ def times(number: int, noun: str, plural: str = "") -> str:
 
 def together(items: Sequence[str]) -> str:
     """`a, b and c`."""
-    return " and ".join(part for part in (", ".join(items[:-1]), items[-1]) if part) if items else ""
+    return (
+        " and ".join(part for part in (", ".join(items[:-1]), items[-1]) if part) if items else ""
+    )
 
 
 def clients_named(clients: Sequence[int]) -> str:
@@ -148,7 +165,9 @@ def shortened(text: str, longest: int) -> str:
     """The text in printable characters, with an ellipsis in the middle if too long."""
     text = "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in text)
     half = (longest - 1) // 2
-    return text if len(text) <= longest else f"{text[: longest - 1 - half]}…{text[len(text) - half :]}"
+    return (
+        text if len(text) <= longest else f"{text[: longest - 1 - half]}…{text[len(text) - half :]}"
+    )
 
 
 def _form(value: float) -> str:

@@ -14,12 +14,14 @@ from fedloom.report import formatting as fmt
 from fedloom.report.read import Run
 
 WITHOUT_MODES = (
-    "further evaluation modes are omitted because only some runs have unseen clients; see the reports of the runs"
+    "further evaluation modes are omitted because only some runs have unseen clients; see the "
+    "reports of the runs"
 )
 
 
 def gather(runs: Sequence[Run]) -> tuple[Comparison, list[Run], str]:
-    """The comparison; the runs, with distinct names; and the reason why they cannot be paired, if any.
+    """The comparison; the runs, with distinct names; and the reason why they cannot be paired, if
+    any.
 
     Raises:
         DataError: no run is given, one is unfinished, or horizontal and vertical runs are mixed.
@@ -28,16 +30,20 @@ def gather(runs: Sequence[Run]) -> tuple[Comparison, list[Run], str]:
         raise DataError("no folder given. Name the folder of at least one run.")
     for run in runs:
         if not run.finished:
-            raise DataError(f"{run.folder} holds an unfinished run. Finish it with --resume, then compare.")
+            raise DataError(
+                f"{run.folder} holds an unfinished run. Finish it with --resume, then compare."
+            )
     if len({bool(run.summary.scores) for run in runs}) > 1:
         raise DataError(
-            "cannot compare horizontal runs (parties hold different rows) with vertical runs (different columns). "
-            "Write one page for each."
+            "cannot compare horizontal runs (parties hold different rows) with vertical runs "
+            "(different columns). Write one page for each."
         )
     runs = _named_apart(runs)
     mixed = len({bool(run.summary.unseen) for run in runs}) > 1
     if mixed:
-        runs = [replace(run, summary=run.summary.model_copy(update={"eval_modes": {}})) for run in runs]
+        runs = [
+            replace(run, summary=run.summary.model_copy(update={"eval_modes": {}})) for run in runs
+        ]
     comparison, problem = _compared(runs)
     return comparison, runs, problem + (f"; {WITHOUT_MODES}" if mixed else "")
 
@@ -51,7 +57,9 @@ def _named_apart(runs: Sequence[Run]) -> list[Run]:
         twice = count[run.summary.name, run.summary.seed] > 1
         return os.path.relpath(run.folder.resolve(), top) if twice else run.summary.name
 
-    return [replace(run, summary=run.summary.model_copy(update={"name": name(run)})) for run in runs]
+    return [
+        replace(run, summary=run.summary.model_copy(update={"name": name(run)})) for run in runs
+    ]
 
 
 def _compared(runs: Sequence[Run]) -> tuple[Comparison, str]:
@@ -85,7 +93,13 @@ def _check_rows(runs: Sequence[Run]) -> None:
     """Raise ConfigError if clients hold different rows in runs of one seed."""
     for seed in {run.summary.seed for run in runs}:
         held = {
-            (p.classes, p.counts, p.test, p.server_sha256, p.parties.test_counts if p.parties else ())
+            (
+                p.classes,
+                p.counts,
+                p.test,
+                p.server_sha256,
+                p.parties.test_counts if p.parties else (),
+            )
             for p in (run.partition for run in runs if run.summary.seed == seed)
         }
         if len(held) > 1:

@@ -9,11 +9,24 @@ from markupsafe import Markup
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Key
 from fedloom.report.plots import note
-from fedloom.report.svg import GRID, HEAT, INK, PAPER, SERIES, TEXT, VARIABLES, canvas, drawing, inline
+from fedloom.report.svg import (
+    GRID,
+    HEAT,
+    INK,
+    PAPER,
+    SERIES,
+    TEXT,
+    VARIABLES,
+    canvas,
+    drawing,
+    inline,
+)
 
 
 @drawing()
-def class_counts(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str], names: Sequence[str] = ()) -> Markup:
+def class_counts(
+    slug: str, alt: str, counts: np.ndarray, classes: Sequence[str], names: Sequence[str] = ()
+) -> Markup:
     """Numbers of rows by class (vertical) and client (horizontal); darker cells have more rows.
 
     Args:
@@ -41,14 +54,22 @@ def class_counts(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str]
     return inline(figure, slug, alt)
 
 
-def draw_shades(axes: Any, shades: np.ndarray, color: str = HEAT, *, ground: bool = True, most: int = 1500) -> None:
-    """Shades (K, N) in [0, 1] of a color: rectangles, or one image if there are more than `most`."""
+def draw_shades(
+    axes: Any, shades: np.ndarray, color: str = HEAT, *, ground: bool = True, most: int = 1500
+) -> None:
+    """Shades (K, N) in [0, 1] of a color: rectangles, or one image if there are more
+    than `most`.
+    """
     from matplotlib.colors import to_rgba
     from matplotlib.patches import Rectangle
 
     kinds, clients = shades.shape
     if ground:
-        axes.add_patch(Rectangle((-0.5, -0.5), clients, kinds, facecolor=GRID, alpha=0.35, linewidth=0, zorder=0))
+        axes.add_patch(
+            Rectangle(
+                (-0.5, -0.5), clients, kinds, facecolor=GRID, alpha=0.35, linewidth=0, zorder=0
+            )
+        )
     if np.count_nonzero(shades) > most:
         colors = np.tile([*to_rgba(SERIES[0] if color == HEAT else color)], (kinds, clients, 1))
         colors[..., 3] = shades
@@ -57,7 +78,9 @@ def draw_shades(axes: Any, shades: np.ndarray, color: str = HEAT, *, ground: boo
         return
     for k, n in np.argwhere(shades > 0):
         corner = (n - 0.46, k - 0.46)
-        axes.add_patch(Rectangle(corner, 0.92, 0.92, facecolor=color, alpha=shades[k, n], linewidth=0))
+        axes.add_patch(
+            Rectangle(corner, 0.92, 0.92, facecolor=color, alpha=shades[k, n], linewidth=0)
+        )
 
 
 def _numbers(axes: Any, counts: np.ndarray, shades: np.ndarray, cell: tuple[float, float]) -> None:
@@ -65,7 +88,15 @@ def _numbers(axes: Any, counts: np.ndarray, shades: np.ndarray, cell: tuple[floa
         for (n, k), rows in np.ndenumerate(counts):
             ink = PAPER if shades[k, n] > 0.7 else INK
             if rows:
-                axes.text(n, k, f"{rows}", ha="center", va="center_baseline", fontsize=TEXT - 1.5, color=ink)
+                axes.text(
+                    n,
+                    k,
+                    f"{rows}",
+                    ha="center",
+                    va="center_baseline",
+                    fontsize=TEXT - 1.5,
+                    color=ink,
+                )
     totals = [fmt.whole(rows) for rows in counts.sum(1)]
     if cell[0] >= max(22, 7 * max(map(len, totals))):
         for n, total in enumerate(totals):

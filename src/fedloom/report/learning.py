@@ -17,7 +17,10 @@ from fedloom.report.styles import DASHES, SeriesStyle, series_style
 
 ACROSS = "iterations of a client"
 """Label of the x axis in horizontal learning."""
-ITERATION = "One iteration is one local step of a client, or one pass over its rows if the method counts passes."
+ITERATION = (
+    "One iteration is one local step of a client, or one pass over its rows if the method counts "
+    "passes."
+)
 JOINT_ITERATION = "One iteration is one pass of the active party over the aligned rows."
 STANDARD = (
     *(
@@ -42,19 +45,19 @@ STANDARD = (
 
 MEANINGS = {
     "agreement": "Share of test rows on which two clients predict the same class.",
-    "loss mean": "Cross-entropy on the test rows in nats, or half the squared error of a standardized number; "
-    "mean over clients.",
+    "loss mean": "Cross-entropy on the test rows in nats, or half the squared error of a standardized "  # noqa: E501
+    "number; mean over clients.",
     "discriminator loss": "At ln N the server cannot tell the outputs of the N clients apart.",
-    "discriminator accuracy": "Share of outputs that the server attributes to the right client; chance is 1/N.",
+    "discriminator accuracy": "Share of outputs that the server attributes to the right client; chance is 1/N.",  # noqa: E501
     "gamma": "γ, the weight of the global class prior in a party's own prior, mean over parties.",
-    "share of the largest pseudo-class": "The share of a party's rows with the most frequent pseudo-label, mean over "
-    "parties; near 1 the extractor has collapsed.",
-    "cosine between pseudo-classes": "Mean cosine of the mean embeddings of two pseudo-classes of a party, mean over "
-    "parties; near 1 the extractor has collapsed.",
-    "cosine between prototypes": "Mean cosine of two class prototypes of a party, mean over parties.",
+    "share of the largest pseudo-class": "The share of a party's rows with the most frequent pseudo-label, mean over parties; "  # noqa: E501
+    "near 1 the extractor has collapsed.",
+    "cosine between pseudo-classes": "Mean cosine of the mean embeddings of two pseudo-classes of a party, mean over parties; "  # noqa: E501
+    "near 1 the extractor has collapsed.",
+    "cosine between prototypes": "Mean cosine of two class prototypes of a party, mean over parties.",  # noqa: E501
     "norm of prototypes": "Mean length of the class prototypes, mean over parties.",
     "collapsed": "The share of parties whose embeddings collapsed in a round.",
-    "gradient norm": "Length of each term's gradient for a public row at the last step of a round, mean over "
+    "gradient norm": "Length of each term's gradient for a public row at the last step of a round, mean over "  # noqa: E501
     "rows and clients.",
 }
 
@@ -63,23 +66,43 @@ def learning(run: Run) -> PageSection:
     """The main metric by iteration and by bytes sent, and all other scores by iteration."""
     s = run.summary
     levels = [] if s.chance is None else [Level("chance", s.chance)]
-    lines = [_curve(run, number, stage) for number, stage in enumerate(reversed(run.stages or [START]))]
+    lines = [
+        _curve(run, number, stage) for number, stage in enumerate(reversed(run.stages or [START]))
+    ]
     if s.scores and s.task == "classes":
         balanced = SCORES[Metric("balanced accuracy")]
-        lines[1:1] = [Line(balanced.title.lower(), *run.curve(balanced.column, run.last), _dashed(1, "diamond"))]
-    main, caption = lines[0], "Tensor data" + ("" if s.scores else " sent by clients") + ", without framing."
+        lines[1:1] = [
+            Line(
+                balanced.title.lower(), *run.curve(balanced.column, run.last), _dashed(1, "diamond")
+            )
+        ]
+    main = lines[0]
+    caption = "Tensor data" + ("" if s.scores else " sent by clients") + ", without framing."
     noun, form = s.on_test.noun, form_of(s.on_test)
     alt = f"Mean {noun} by iteration, {_ends(main, s.on_test)}."
-    svg, legend = plots.chart("learning", alt, lines, levels, across=iteration_axis(run), form_y=form)
+    svg, legend = plots.chart(
+        "learning", alt, lines, levels, across=iteration_axis(run), form_y=form
+    )
     where = "the test rows" if s.scores else s.tested
-    figures = [Figure(f"{fmt.capital(noun)} on {where}", svg, legend, JOINT_ITERATION if s.scores else ITERATION)]
-    figures += [_score_figure(run, one) for one in (Metric("auc"), Metric("log loss")) if one in s.scores]
+    figures = [
+        Figure(
+            f"{fmt.capital(noun)} on {where}",
+            svg,
+            legend,
+            JOINT_ITERATION if s.scores else ITERATION,
+        )
+    ]
+    figures += [
+        _score_figure(run, one) for one in (Metric("auc"), Metric("log loss")) if one in s.scores
+    ]
     if run.personal and len(s.accuracies) > 1:
         main, levels, figure = _own(run)
         figures.insert(0, figure)
         caption += f" The {noun} is {s.describe(s.main)}."
     label = main.label if s.scores else "mean over clients ± s.d."
-    cost = cost_figures([replace(main, label=label)], [bytes_sent(run)], levels, senders(run), caption, s.on_test)
+    cost = cost_figures(
+        [replace(main, label=label)], [bytes_sent(run)], levels, senders(run), caption, s.on_test
+    )
     details = [Details("Data of the curves", table=_evaluations(run))]
     return PageSection("Learning", figures=figures + cost, details=details)
 
@@ -95,9 +118,13 @@ def senders(run: Run) -> str:
 
 
 def bytes_sent(run: Run) -> np.ndarray:
-    """Cumulative bytes (n,) at each evaluation: sent by clients; in vertical learning, sent by all parties."""
+    """Cumulative bytes (n,) at each evaluation: sent by clients; in vertical learning, sent by all
+    parties.
+    """
     directions = ("up", "down", "across") if run.summary.scores else ("up", "across")
-    total: np.ndarray = np.sum([run.curve(f"bytes {direction}", run.last)[1] for direction in directions], axis=0)
+    total: np.ndarray = np.sum(
+        [run.curve(f"bytes {direction}", run.last)[1] for direction in directions], axis=0
+    )
     return total
 
 
@@ -113,34 +140,48 @@ def cost_figures(
     pairs = list(zip(curves, spent, strict=True))
     lines = [replace(line, x=x) for line, x in pairs if x[-1] > 0]
     silent = [
-        Level(f"{line.label} (sends nothing)", float(line.y[-1]), SeriesStyle(line.style.color, dash=(6, 3)))
+        Level(
+            f"{line.label} (sends nothing)",
+            float(line.y[-1]),
+            SeriesStyle(line.style.color, dash=(6, 3)),
+        )
         for line, x in pairs
         if x[-1] == 0
     ]
     if not lines:
         return []
     ends = fmt.together(
-        [f"{line.label} {fmt.size(line.x[-1])}" for line in lines] if pairs[1:] else [fmt.size(lines[0].x[-1])]
+        [f"{line.label} {fmt.size(line.x[-1])}" for line in lines]
+        if pairs[1:]
+        else [fmt.size(lines[0].x[-1])]
     )
     alt = f"Mean {metric.noun} by bytes {across}; in total {ends}."
     levels, form = [*levels, *silent], form_of(metric)
-    svg, legend = plots.chart("bytes", alt, lines, levels, across=across, form_x=plots.volume, form_y=form)
+    svg, legend = plots.chart(
+        "bytes", alt, lines, levels, across=across, form_x=plots.volume, form_y=form
+    )
     return [Figure(f"{fmt.capital(metric.noun)} by bytes sent", svg, legend, caption)]
 
 
 def _curve(run: Run, number: int, stage: str) -> Line:
-    """The mean of the main metric after a stage; for number 0, the last stage, with the deviation over clients."""
+    """The mean of the main metric after a stage; for number 0, the last stage, with the deviation
+    over clients.
+    """
     main = run.summary.on_test
     x, y = run.curve(main.mean, stage)
     if run.summary.scores:
         label, style = (
-            (f"{main.noun} after the {stage} stage", _dashed(number + 1)) if number else (main.noun, series_style(0))
+            (f"{main.noun} after the {stage} stage", _dashed(number + 1))
+            if number
+            else (main.noun, series_style(0))
         )
         return Line(label, x, y, style)
     label = f"after the {stage} stage" if len(run.stages) > 1 else "mean over clients"
     if number:
         return Line(label, x, y, _dashed(number, "square"))
-    return Line(f"{label} ± s.d. over clients", x, y, series_style(0), run.curve(main.std, stage)[1])
+    return Line(
+        f"{label} ± s.d. over clients", x, y, series_style(0), run.curve(main.std, stage)[1]
+    )
 
 
 def _dashed(number: int, shape: str = "") -> SeriesStyle:
@@ -169,7 +210,9 @@ def _own(run: Run) -> tuple[Line, list[Level], Figure]:
     title = f"on {mine}" if s.own else f"on {s.tested}, by evaluation mode"
     title = f"{fmt.capital(noun)} {title}"
     alt = f"Mean {noun} {s.describe(s.main)}, by iteration, {_ends(main, s.main)}."
-    svg, legend = plots.chart("own", alt, lines, levels, across=iteration_axis(run), form_y=form_of(s.main))
+    svg, legend = plots.chart(
+        "own", alt, lines, levels, across=iteration_axis(run), form_y=form_of(s.main)
+    )
     rows = "test rows in its own class mix" if s.task == "classes" else "its own test rows"
     caption = f"Each client on {rows}, mean over clients." if s.own else ""
     return main, levels, Figure(title, svg, legend, f"{caption} {ITERATION}".strip())
@@ -195,9 +238,19 @@ def _score_figure(run: Run, name: Metric) -> Figure:
         style = replace(series_style(1), shape=None)
         lines.append(Line("on the active party's last training batch", *own, style))
     levels = [Level("chance", 0.5)] if name.name == "auc" else []
-    alt = f"{score.title} by iteration, from {fmt.number(y[0])} at the start to {fmt.number(y[-1])} at the end."
-    svg, legend = plots.chart(str(name), alt, lines, levels, across=iteration_axis(run), form_y=None)
-    return Figure(score.title, svg, legend if len(legend) > 1 else (), "Lower is better." if score.lower else "")
+    alt = (
+        f"{score.title} by iteration, from {fmt.number(y[0])} at the start to "
+        f"{fmt.number(y[-1])} at the end."
+    )
+    svg, legend = plots.chart(
+        str(name), alt, lines, levels, across=iteration_axis(run), form_y=None
+    )
+    return Figure(
+        score.title,
+        svg,
+        legend if len(legend) > 1 else (),
+        "Lower is better." if score.lower else "",
+    )
 
 
 def _evaluations(run: Run) -> PageTable:
@@ -205,11 +258,17 @@ def _evaluations(run: Run) -> PageTable:
     columns: list[tuple[str, str, Callable[[float], str | PageCell]]]
     if s.scores:
         scores = [SCORES[name] for name in s.scores]
-        columns = [(score.title, score.column, partial(fmt.metric, share=score.share)) for score in scores]
+        columns = [
+            (score.title, score.column, partial(fmt.metric, share=score.share)) for score in scores
+        ]
         caption = "Each evaluation on the test rows"
     else:
         own = (
-            [metric for metric in shown_metrics(s.accuracies, bool(s.unseen)) if metric != s.on_test]
+            [
+                metric
+                for metric in shown_metrics(s.accuracies, bool(s.unseen))
+                if metric != s.on_test
+            ]
             if run.personal
             else []
         )
@@ -220,7 +279,9 @@ def _evaluations(run: Run) -> PageTable:
             ("s.d. over clients", main.std, partial(fmt.standard_deviation, share=main.share)),
             ("Loss", "loss mean", fmt.number),
         ]
-        caption = f"Each evaluation on {s.tested}" + ("; on own rows in the columns that say so" if own else "")
+        caption = f"Each evaluation on {s.tested}" + (
+            "; on own rows in the columns that say so" if own else ""
+        )
     columns += [("Sent up", "bytes up", _size_cell), ("Sent down", "bytes down", _size_cell)]
     rows: list[tuple[int, list[PageCell]]] = []
     for stage in (START, *run.stages):
@@ -230,7 +291,10 @@ def _evaluations(run: Run) -> PageTable:
             rows.append((iteration, cells(fmt.whole(iteration), stage, *texts)))
     rows.sort(key=lambda row: row[0])
     return PageTable(
-        caption, ("Iteration", "Stage", *(title for title, _, _ in columns)), [row for _, row in rows], words=2
+        caption,
+        ("Iteration", "Stage", *(title for title, _, _ in columns)),
+        [row for _, row in rows],
+        words=2,
     )
 
 
@@ -244,13 +308,22 @@ def diagnostics(run: Run) -> PageSection | None:
     figures = _panels(run, () if joint else ("agreement", "loss mean"))
     if joint and not figures:
         return None
-    collapsed = [v for (name, _, _), (_, values) in run.measured.items() if name == "collapsed" for v in values]
+    collapsed = [
+        v
+        for (name, _, _), (_, values) in run.measured.items()
+        if name == "collapsed"
+        for v in values
+    ]
     if joint and collapsed:
         bad = sum(value > 0 for value in collapsed)
-        seen = f"In {fmt.times(bad, 'round')} an extractor collapsed" if bad else "No extractor collapsed"
+        seen = (
+            f"In {fmt.times(bad, 'round')} an extractor collapsed"
+            if bad
+            else "No extractor collapsed"
+        )
         points = [
-            f"{seen}. A collapsed extractor maps most rows or all classes of a party to similar embeddings, which "
-            "minimizes the distance to prototypes trivially."
+            f"{seen}. A collapsed extractor maps most rows or all classes of a party to similar "
+            "embeddings, which minimizes the distance to prototypes trivially."
         ]
     figures += [] if joint else _classes(run, run.last)
     return PageSection("Diagnostics", points=points, figures=figures, small=True)

@@ -26,7 +26,11 @@ def markdown(page: Page, images: Mapping[str, Sequence[tuple[Figure, str]]] | No
             ]
         for table in section.tables:
             parts += [f"{escape_markdown(table.caption)}.", grid(table)]
-        parts += ["\n".join(f"- {escape_markdown(point)}" for point in section.points)] if section.points else []
+        parts += (
+            ["\n".join(f"- {escape_markdown(point)}" for point in section.points)]
+            if section.points
+            else []
+        )
         parts += [f"    {section.command}"] if section.command else []
     return "\n\n".join(parts) + "\n"
 

@@ -20,9 +20,10 @@ skew                                        total variation between a client's c
 imbalance degree, class ratio               MID in [0, 1] and Γ of a vertical party's unaligned rows, mean over parties
 class cosine                                likewise, cosine between a party's class mix and that of all parties
 
-For a run without evaluation modes, the own accuracy stands for the tuned one and for the one after some steps. Any
-other metric is the last value in `metrics.csv`, or the mean over parties if the federation has none.
-"""
+For a run without evaluation modes, the own accuracy stands for the tuned one and for the one after
+some steps. Any other metric is the last value in `metrics.csv`, or the mean over parties if the
+federation has none.
+"""  # noqa: E501
 
 import math
 import re
@@ -45,8 +46,9 @@ _OF_COLUMNS = {"imbalance degree": "mid", "class ratio": "gamma", "class cosine"
 NOT_OF_ROUNDS = ("total", "setup", "evaluate", "save")
 """Phases of a run's seconds besides the stages of rounds."""
 _TEXT = re.compile(
-    rf"(?:(?P<cost>bytes|rounds|iterations|seconds) until (?:(?P<level>\d+(?:\.\d+)?) %|best)(?: |$)"
-    rf"|(?P<statistic>{BEST}|{MEAN}|{LARGEST}|{FIRST}|{GAIN}) )?(?P<metric>.*?)(?: of client (?P<client>\d+))?"
+    r"(?:(?P<cost>bytes|rounds|iterations|seconds) until (?:(?P<level>\d+(?:\.\d+)?) %|best)(?: "
+    rf"|$)|(?P<statistic>{BEST}|{MEAN}|{LARGEST}|{FIRST}|{GAIN}) )?(?P<metric>.*?)(?: of client "
+    r"(?P<client>\d+))?"
 )
 _PREPARED = re.compile(r"tuned|\d+ steps?")
 """Evaluation modes of the registered methods in the horizontal setting."""
@@ -61,13 +63,16 @@ _BYTES = {
 
 @dataclass(frozen=True)
 class RunMetric:
-    """A number of a finished run. Its text names it in configs and archives: `best own accuracy of client 1`.
+    """A number of a finished run. Its text names it in configs and archives: `best own accuracy of
+    client 1`.
 
     Attributes:
         metric: what is measured.
-        statistic: how its values over the rounds become one: `BEST`, `MEAN` and so on; "" for the last value.
+        statistic: how its values over the rounds become one: `BEST`, `MEAN` and so on; "" for the
+            last value.
         client: the client or party; None for the mean.
-        cost: what is counted until the metric first reaches `level`: bytes, rounds, iterations or seconds; or "".
+        cost: what is counted until the metric first reaches `level`: bytes, rounds, iterations or
+            seconds; or "".
         level: the value to reach, in [0, 1]; None for the best value.
     """
 
@@ -80,7 +85,9 @@ class RunMetric:
     def __str__(self) -> str:
         before = self.statistic
         if self.cost:
-            before = f"{self.cost} until {BEST if self.level is None else f'{100 * self.level:g} %'}"
+            before = (
+                f"{self.cost} until {BEST if self.level is None else f'{100 * self.level:g} %'}"
+            )
         client = "" if self.client is None else f"of client {self.client}"
         metric = "" if self.cost and self.metric == GLOBAL and not client else str(self.metric)
         return " ".join(part for part in (before, metric, client) if part)
@@ -105,12 +112,18 @@ class RunMetric:
 
     @property
     def exact(self) -> bool:
-        """Whether it may be the same for all seeds, as it counts messages or rounds or depends on the data alone."""
-        return (self.cost or self.metric.name).startswith(("bytes", "rounds", "iterations", "skew", *_OF_COLUMNS))
+        """Whether it may be the same for all seeds, as it counts messages or rounds or depends on
+        the data alone.
+        """
+        return (self.cost or self.metric.name).startswith(
+            ("bytes", "rounds", "iterations", "skew", *_OF_COLUMNS)
+        )
 
     @property
     def drawn(self) -> "RunMetric":
-        """The number whose curve is drawn: the last value of the metric, or of the accuracy that a cost depends on."""
+        """The number whose curve is drawn: the last value of the metric, or of the accuracy that a
+        cost depends on.
+        """
         if not self.cost and self.metric.name in (*_BYTES, "seconds"):
             return RunMetric(GLOBAL)
         return RunMetric(self.metric, client=self.client)
@@ -122,7 +135,9 @@ class RunMetric:
 
 
 def value_of(run: Run, wanted: RunMetric) -> float | None:
-    """A number of a finished run: shares in [0, 1], bytes, seconds, or raw values; None if not measured."""
+    """A number of a finished run: shares in [0, 1], bytes, seconds, or raw values; None if not
+    measured.
+    """
     s, metric = run.summary, _in_run(run, wanted.metric)
     if wanted.cost:
         return _until(run, wanted)
@@ -141,7 +156,9 @@ def value_of(run: Run, wanted: RunMetric) -> float | None:
     if metric.name == "seconds":
         return s.seconds.get("total")
     if metric == Metric(ATTACK, "on messages"):
-        return max((s.attacks[kind].mean for kind in ON_MESSAGES if kind in s.attacks), default=None)
+        return max(
+            (s.attacks[kind].mean for kind in ON_MESSAGES if kind in s.attacks), default=None
+        )
     return skew(run) if metric.name == "skew" else _over_rounds(run, wanted)
 
 
@@ -155,7 +172,9 @@ def _in_run(run: Run, metric: Metric) -> Metric:
 
 
 def _of_columns(run: Run, name: str, party: int | None) -> float | None:
-    """A metric of the data of one vertical party, or its mean over parties; None if a party's classes are unknown."""
+    """A metric of the data of one vertical party, or its mean over parties; None if a party's
+    classes are unknown.
+    """
     parties = run.partition.parties.parties if run.partition.parties else ()
     values = [getattr(party, _OF_COLUMNS[name]) for party in parties]
     if party is not None:
@@ -175,7 +194,12 @@ def _over_rounds(run: Run, wanted: RunMetric) -> float | None:
         return _best(known, wanted.metric) if len(known) else None
     if not len(after):
         return None
-    statistics = {MEAN: after.mean(), LARGEST: after.max(), FIRST: after[0], GAIN: after[-1] - after[0]}
+    statistics = {
+        MEAN: after.mean(),
+        LARGEST: after.max(),
+        FIRST: after[0],
+        GAIN: after[-1] - after[0],
+    }
     return float(statistics[wanted.statistic])
 
 
@@ -184,7 +208,9 @@ def _best(values: np.ndarray, metric: Metric) -> float:
 
 
 def skew(run: Run) -> float | None:
-    """Total variation in [0, 1] between a client's class mix and that of all rows, mean over clients with rows."""
+    """Total variation in [0, 1] between a client's class mix and that of all rows, mean over
+    clients with rows.
+    """
     counts = np.array(run.partition.counts, dtype=float)
     if not counts.size:
         return None
@@ -194,12 +220,18 @@ def skew(run: Run) -> float | None:
 
 
 def curve(run: Run, wanted: RunMetric) -> tuple[np.ndarray, np.ndarray]:
-    """Iterations (n,) and values (n,) of the metric after the last stage that has it; empty if not measured."""
+    """Iterations (n,) and values (n,) of the metric after the last stage that has it; empty if not
+    measured.
+    """
     metric, s = _in_run(run, wanted.metric), run.summary
     column = str(metric)
     if wanted.client is not None:
         known = wanted.client < len(run.names)
-        return _of_party(run, column, run.names[wanted.client]) if known else (np.array([]), np.array([]))
+        return (
+            _of_party(run, column, run.names[wanted.client])
+            if known
+            else (np.array([]), np.array([]))
+        )
     if metric in s.scores:
         column = SCORES[metric].column
     elif metric in s.accuracies:
@@ -234,7 +266,9 @@ def _until(run: Run, wanted: RunMetric) -> float | None:
         return float(np.interp(first, run.curve("bytes up", run.last)[0], bytes_sent(run)))
     share = float(first) / max(1, run.summary.iterations)
     if wanted.cost == "seconds":
-        return share * sum(spent for phase, spent in run.summary.seconds.items() if phase not in NOT_OF_ROUNDS)
+        return share * sum(
+            spent for phase, spent in run.summary.seconds.items() if phase not in NOT_OF_ROUNDS
+        )
     return share * run.summary.rounds if wanted.cost == "rounds" else float(first)
 
 

@@ -28,11 +28,13 @@ MIX = SERIES[2]
 
 @dataclass(frozen=True)
 class MixingStatistics:
-    """Statistics (N,) of the models that clients took from others in a round; nan for a client without any.
+    """Statistics (N,) of the models that clients took from others in a round; nan for a client
+    without any.
 
     Attributes:
         overlap: weighted mean overlap of the client's class mix with those of the others.
-        number: effective number of others, 1 / Σw² with their weights scaled to sum to 1; 0 for none.
+        number: effective number of others, 1 / Σw² with their weights scaled to sum to 1; 0 for
+            none.
         own: weight of the client's own model; nan for a client that did not mix.
     """
 
@@ -42,7 +44,9 @@ class MixingStatistics:
 
 
 def overlaps(counts: np.ndarray) -> np.ndarray:
-    """Overlaps (N, N) of class mixes, Σ over classes of the smaller share, from rows (N, K) by class."""
+    """Overlaps (N, N) of class mixes, Σ over classes of the smaller share, from rows (N, K) by
+    class.
+    """
     mixes = counts / np.maximum(1, counts.sum(1, keepdims=True))
     return np.stack([np.minimum(mixes, mix).sum(1) for mix in mixes])
 
@@ -71,7 +75,8 @@ def mixing_statistics(weights: np.ndarray, alike: np.ndarray) -> MixingStatistic
 def similarity_order(alike: np.ndarray) -> np.ndarray:
     """An order (N,) of clients that places similar ones, by overlap (N, N), next to each other.
 
-    It starts at the client with the least overlap and continues with the client most similar to the last.
+    It starts at the client with the least overlap and continues with the client most similar to the
+    last.
     """
     order = [int(alike.sum(1).argmin())]
     left = np.ones(len(alike), dtype=bool)
@@ -90,25 +95,42 @@ def mixing_of_run(run: Run) -> PageSection | None:
     found = {round: mixing_statistics(weights, alike) for round, weights in run.mixing.items()}
     base = equal_weight_overlap(alike)
     last = list(found.values())[-1]
-    figures = [_maps(run, similarity_order(alike)), _overlap(found, base), _number(found, len(alike))]
+    figures = [
+        _maps(run, similarity_order(alike)),
+        _overlap(found, base),
+        _number(found, len(alike)),
+    ]
     details = Details("Values by round", table=_table(found, base))
-    return PageSection("Mixing weights", text=[_sentence(last, base)], figures=figures, details=[details])
+    return PageSection(
+        "Mixing weights", text=[_sentence(last, base)], figures=figures, details=[details]
+    )
 
 
 def mixing_of_comparison(found: Comparison, runs: Sequence[Run]) -> list[PageSection]:
     """Mixing statistics of methods in the last round, mean over clients and seeds."""
     rows = []
     for method in found.methods:
-        mixed = [run for run in runs if run.summary.name == method.name and run.mixing and run.partition.counts]
+        mixed = [
+            run
+            for run in runs
+            if run.summary.name == method.name and run.mixing and run.partition.counts
+        ]
         own = [run for run in mixed if len(run.names) > 1]
         if not own:
             continue
         alike = [overlaps(np.array(run.partition.counts)) for run in own]
-        last = [mixing_statistics(list(run.mixing.values())[-1], near) for run, near in zip(own, alike, strict=True)]
-        rows.append(_row(method.name, last, float(np.mean([equal_weight_overlap(near) for near in alike]))))
+        last = [
+            mixing_statistics(list(run.mixing.values())[-1], near)
+            for run, near in zip(own, alike, strict=True)
+        ]
+        rows.append(
+            _row(method.name, last, float(np.mean([equal_weight_overlap(near) for near in alike])))
+        )
     columns = ("Method", *STATISTICS)
     caption = "Models of other clients in the last round, mean over clients; overlap of class mixes"
-    return [PageSection("Mixing weights", tables=[PageTable(caption, columns, rows)])] if rows else []
+    return (
+        [PageSection("Mixing weights", tables=[PageTable(caption, columns, rows)])] if rows else []
+    )
 
 
 def _mean(values: Sequence[np.ndarray]) -> float:
@@ -117,8 +139,15 @@ def _mean(values: Sequence[np.ndarray]) -> float:
 
 
 def _row(name: str, found: Sequence[MixingStatistics], base: float) -> list[PageCell]:
-    own, number, overlap = (_mean([getattr(one, key) for one in found]) for key in ("own", "number", "overlap"))
-    texts = [(own, f"{own:.3f}"), (number, f"{number:.2f}"), (overlap, fmt.percent(overlap)), (base, fmt.percent(base))]
+    own, number, overlap = (
+        _mean([getattr(one, key) for one in found]) for key in ("own", "number", "overlap")
+    )
+    texts = [
+        (own, f"{own:.3f}"),
+        (number, f"{number:.2f}"),
+        (overlap, fmt.percent(overlap)),
+        (base, fmt.percent(base)),
+    ]
     return cells(name, *(text if np.isfinite(value) else fmt.NONE for value, text in texts))
 
 
@@ -127,36 +156,55 @@ def _sentence(last: MixingStatistics, base: float) -> str:
     if np.isnan(last.overlap).all():
         return "In the last round no client used another's model."
     return (
-        f"At the end a client averages the models of {np.nanmean(last.number):.1f} others (effective number, mean "
-        f"over clients) with its own, which has weight {np.nanmean(last.own):.2f}. The overlap of their class mixes "
-        f"with its own is {fmt.percent(np.nanmean(last.overlap))}; equal weights would give {fmt.percent(base)}."
+        f"At the end a client averages the models of {np.nanmean(last.number):.1f} others "
+        "(effective number, mean over clients) with its own, which has weight "
+        f"{np.nanmean(last.own):.2f}. The overlap of their class mixes with its own is "
+        f"{fmt.percent(np.nanmean(last.overlap))}; equal weights would give {fmt.percent(base)}."
     )
 
 
-def _line(label: str, found: Mapping[int, MixingStatistics], values: Sequence[np.ndarray], number: int) -> Line:
+def _line(
+    label: str, found: Mapping[int, MixingStatistics], values: Sequence[np.ndarray], number: int
+) -> Line:
     kept = [v[np.isfinite(v)] for v in values]
-    mean, deviation = (np.array([f(v) if len(v) else np.nan for v in kept]) for f in (np.mean, np.std))
+    mean, deviation = (
+        np.array([f(v) if len(v) else np.nan for v in kept]) for f in (np.mean, np.std)
+    )
     return Line(
-        f"{label} ± s.d. over clients", np.array(list(found), dtype=float), mean, series_style(number), deviation
+        f"{label} ± s.d. over clients",
+        np.array(list(found), dtype=float),
+        mean,
+        series_style(number),
+        deviation,
     )
 
 
 def _overlap(found: Mapping[int, MixingStatistics], base: float) -> Figure:
     line = _line("models of others", found, [one.overlap for one in found.values()], 2)
-    alt = f"Overlap of class mixes by round: at the end {fmt.percent(line.y[-1])}, against {fmt.percent(base)}."
-    svg, legend = plots.chart("overlap", alt, [line], [Level("equal weights", base)], across="rounds")
+    alt = (
+        f"Overlap of class mixes by round: at the end {fmt.percent(line.y[-1])}, against "
+        f"{fmt.percent(base)}."
+    )
+    svg, legend = plots.chart(
+        "overlap", alt, [line], [Level("equal weights", base)], across="rounds"
+    )
     caption = (
-        "Overlap of class mixes, Σ over classes of the smaller of two shares, between a client and those whose models "
-        "it uses, weighted, without its own model."
+        "Overlap of class mixes, Σ over classes of the smaller of two shares, between a client "
+        "and those whose models it uses, weighted, without its own model."
     )
     return Figure("Class overlap with the models used", svg, legend, caption)
 
 
 def _number(found: Mapping[int, MixingStatistics], clients: int) -> Figure:
     line = _line("other clients", found, [one.number for one in found.values()], 0)
-    alt = f"Effective number of others whose models a client uses: {line.y[-1]:.1f} of {clients - 1} at the end."
+    alt = (
+        f"Effective number of others whose models a client uses: {line.y[-1]:.1f} of "
+        f"{clients - 1} at the end."
+    )
     svg, legend = plots.chart("others", alt, [line], across="rounds", form_y=None)
-    caption = f"1 / Σw² over the weights of others, scaled to sum to 1; {clients - 1} at equal weights."
+    caption = (
+        f"1 / Σw² over the weights of others, scaled to sum to 1; {clients - 1} at equal weights."
+    )
     return Figure("Effective number of other models", svg, legend, caption)
 
 
@@ -170,25 +218,37 @@ def _maps(run: Run, order: np.ndarray) -> Figure:
     """Class mixes, and weights at some rounds, with clients in one order."""
     rounds = list(run.mixing)
     at = sorted({round((len(rounds) - 1) * part) for part in (0, 0.2, 0.5, 1)})
-    shown = {f"round {fmt.whole(rounds[k])}": run.mixing[rounds[k]][np.ix_(order, order)] for k in at}
+    shown = {
+        f"round {fmt.whole(rounds[k])}": run.mixing[rounds[k]][np.ix_(order, order)] for k in at
+    }
     counts = np.array(run.partition.counts)[order]
     mixes = counts / np.maximum(1, counts.sum(1, keepdims=True))
     block = -(-len(order) // MAX_CLIENTS)
     diagonal = np.eye(len(order), dtype=bool)
     most = max(float(weights[~diagonal].max()) for weights in shown.values())
     keys = [shade_legend("class mix, 0 to 100 %", MIX)]
-    caption = "Rows are clients, columns the owners of the models. Clients with similar class mixes are adjacent."
+    caption = (
+        "Rows are clients, columns the owners of the models. Clients with similar class mixes "
+        "are adjacent."
+    )
     if block > 1:
-        shown = {name: _blocks(np.where(diagonal, 0.0, weights), block) for name, weights in shown.items()}
+        shown = {
+            name: _blocks(np.where(diagonal, 0.0, weights), block)
+            for name, weights in shown.items()
+        }
         mixes = _mean_rows(mixes, block)
         most = max(float(weights.max()) for weights in shown.values())
         keys.append(shade_legend(f"weight of a block of others, 0 to {most:.2g}"))
         caption += (
-            f" A cell covers {block} × {block} clients: the weight that a client of the row gives to all clients of "
+            f" A cell covers {block} × {block} clients: the weight that a client of the row "
+            "gives to all clients of "
         )
         caption += "the column, on average, without its own model."
     else:
-        keys += [shade_legend(f"weight of another's model, 0 to {most:.2g}"), shade_legend("of its own, 0 to 1", SOFT)]
+        keys += [
+            shade_legend(f"weight of another's model, 0 to {most:.2g}"),
+            shade_legend("of its own, 0 to 1", SOFT),
+        ]
     names = [fmt.whole(i) for i in order] if block == 1 else []
     alt = f"Mixing weights of {len(order)} clients at {fmt.together(list(shown))}."
     svg = _draw("mixing", alt, mixes, shown, most or 1.0, names)
@@ -210,15 +270,32 @@ def _blocks(weights: np.ndarray, block: int) -> np.ndarray:
 
 @drawing()
 def _draw(
-    slug: str, alt: str, mixes: np.ndarray, maps: Mapping[str, np.ndarray], most: float, names: Sequence[str]
+    slug: str,
+    alt: str,
+    mixes: np.ndarray,
+    maps: Mapping[str, np.ndarray],
+    most: float,
+    names: Sequence[str],
 ) -> Markup:
-    """Class mixes (N, K) and maps (N, N) in [0, most], side by side; `names` label the rows, if not empty."""
+    """Class mixes (N, K) and maps (N, N) in [0, most], side by side; `names` label the rows, if not
+    empty.
+    """
     left, gap, top, bottom, narrow = 46.0, 16.0, 28.0, 42.0, 130.0
     side = (1080 - left - narrow - gap * MAPS - 6) / MAPS
     width = left + narrow + (gap + side) * len(maps) + 6
-    figure, axes = canvas(width, top + side + bottom, left=left, right=width - left - narrow, top=top, bottom=bottom)
+    figure, axes = canvas(
+        width, top + side + bottom, left=left, right=width - left - narrow, top=top, bottom=bottom
+    )
     draw_shades(axes, mixes, MIX, most=400)
-    _frame(axes, mixes.shape, "class mix", "class", (narrow, side), names, [str(k) for k in range(mixes.shape[1])])
+    _frame(
+        axes,
+        mixes.shape,
+        "class mix",
+        "class",
+        (narrow, side),
+        names,
+        [str(k) for k in range(mixes.shape[1])],
+    )
     axes.set_ylabel("client", loc="top", fontsize=TEXT - 1)
     for number, (title, weights) in enumerate(maps.items()):
         axes = panel(figure, left + narrow + gap + (gap + side) * number, bottom, side, side)

@@ -56,7 +56,9 @@ class PageCell:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table. The first `words` columns hold text, sentences if `prose`, and the others numbers."""
+    """A table. The first `words` columns hold text, sentences if `prose`, and the
+    others numbers.
+    """
 
     caption: str
     columns: Sequence[str]
@@ -135,7 +137,11 @@ def render(page: Page) -> str:
 
     loader = PackageLoader("fedloom.report", ".")
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     text = environment.get_template("page.html").render(
         page=page, script=Markup(script), script_hash=f"sha256-{digest}", version=__version__

@@ -1,4 +1,6 @@
-"""A comparison for a paper: a LaTeX table, the BibTeX entries of its methods, and figures as PDF."""
+"""A comparison for a paper: a LaTeX table, the BibTeX entries of its methods, and
+figures as PDF.
+"""
 
 import re
 import unicodedata
@@ -39,7 +41,9 @@ JOURNALS = ("JSAC", "TNSE", "TPAMI")
 
 
 def write(folder: Path, found: Comparison, runs: Sequence[Run]) -> list[Path]:
-    """Write `table.tex`, `references.bib` and, if the runs' files exist, `accuracy.pdf`; returns their paths."""
+    """Write `table.tex`, `references.bib` and, if the runs' files exist, `accuracy.pdf`; returns
+    their paths.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = {"table.tex": latex(found).encode(), "references.bib": bibtex(found).encode()}
     for name, content in files.items():
@@ -52,14 +56,16 @@ def write(folder: Path, found: Comparison, runs: Sequence[Run]) -> list[Path]:
 
 
 def latex(found: Comparison) -> str:
-    r"""The methods as a table of the package `booktabs`: the main metric and its standard deviation over seeds, the
-    paired difference of the first method with its 95 % interval, and bytes sent. The caption says what was measured,
-    and what was not equal; `\cite` keys are those of `bibtex`.
+    r"""The methods as a table of the package `booktabs`: the main metric and its standard deviation
+    over seeds, the paired difference of the first method with its 95 % interval, and bytes sent.
+    The caption says what was measured, and what was not equal; `\cite` keys are those of `bibtex`.
     """
     score = metrics(found)[found.metric]
     unit = r" (\%)" if score.share else ""
     differences = {d.other: d for d in found.differences}
-    values = {m.name: (m.scores if found.joint else m.accuracies)[found.metric] for m in found.methods}
+    values = {
+        m.name: (m.scores if found.joint else m.accuracies)[found.metric] for m in found.methods
+    }
     means = [one.mean for one in values.values()]
     best = min(means) if score.lower else max(means)
     lines = []
@@ -72,7 +78,10 @@ def latex(found: Comparison) -> str:
         pair = "--" if d is None or d.mean is None else _interval(d.mean, d.per_seed, score)
         sent = fmt.size(m.bytes.sent, "~")
         lines.append(f"    {latex_escaped(m.name)}{key} & {shown} & {pair} & {sent} \\\\")
-    lines += [f"    {latex_escaped(name)} & {how} & -- & -- \\\\" for name, how in found.without_result.items()]
+    lines += [
+        f"    {latex_escaped(name)} & {how} & -- & -- \\\\"
+        for name, how in found.without_result.items()
+    ]
     return "\n".join(
         (
             r"% needs \usepackage{booktabs}; written by fedloom " + __version__,
@@ -83,7 +92,8 @@ def latex(found: Comparison) -> str:
             r"  \label{tab:comparison}",
             r"  \begin{tabular}{lccr}",
             r"    \toprule",
-            f"    Method & {latex_escaped(score.title)}{unit} & {latex_escaped(found.reference)} $-$ other & Sent \\\\",
+            f"    Method & {latex_escaped(score.title)}{unit} & {latex_escaped(found.reference)} "
+            "$-$ other & Sent \\\\",
             r"    \midrule",
             *lines,
             r"    \bottomrule",
@@ -103,24 +113,40 @@ def _number(mean: float, deviation: float | None, score: Score) -> str:
 def _interval(mean: float, per_seed: Sequence[float], score: Score) -> str:
     """`$+2.7$ [$+1.1$, $+4.3$]`, in percentage points of shares."""
     ends = confidence_interval(per_seed, score.largest)
-    texts = [fmt.difference(mean, score.share), *(fmt.bound(end, score.share) for end in ends or ())]
+    texts = [
+        fmt.difference(mean, score.share),
+        *(fmt.bound(end, score.share) for end in ends or ()),
+    ]
     shown = [f"${text.replace(fmt.MINUS, '-')}$" for text in texts]
     return shown[0] if ends is None else f"{shown[0]} [{shown[1]}, {shown[2]}]"
 
 
 def _caption(found: Comparison, score: Score) -> str:
     seeds = max(len(m.seeds) for m in found.methods)
-    what = "Scores of the joint prediction" if found.joint else f"{score.title} {found.describe(found.metric)}"
+    what = (
+        "Scores of the joint prediction"
+        if found.joint
+        else f"{score.title} {found.describe(found.metric)}"
+    )
     spread = f", mean $\\pm$ s.d.\\ over {seeds} seeds" if seeds > 1 else ", one seed"
-    pair = "difference on the same data and seed" + (" with its 95\\,\\% interval" if seeds > 1 else "")
+    pair = "difference on the same data and seed" + (
+        " with its 95\\,\\% interval" if seeds > 1 else ""
+    )
     points = " in percentage points" if score.share else ""
     unfair = f" Not equal: {latex_escaped('; '.join(found.unequal))}." if found.unequal else ""
-    alike = "".join(f" {fmt.capital(latex_escaped(text))}." for text in found.remarks if text.startswith(TUNED))
-    return f"{latex_escaped(what)}{spread}; paired {pair}{points}; tensor data sent by all clients.{alike}{unfair}"
+    alike = "".join(
+        f" {fmt.capital(latex_escaped(text))}." for text in found.remarks if text.startswith(TUNED)
+    )
+    return (
+        f"{latex_escaped(what)}{spread}; paired {pair}{points}; tensor data sent by all "
+        f"clients.{alike}{unfair}"
+    )
 
 
 def cited(paper: str) -> list[str]:
-    """The papers that a method's citation names, each as `A. Author, B. Author: Title, Venue 2024`."""
+    """The papers that a method's citation names, each as `A. Author, B. Author: Title,
+    Venue 2024`.
+    """
     parts = re.split(r"; (?:as )?", paper.removeprefix("of this library, after "))
     return [part.replace(" adapt it in: ", ": ") for part in parts if ": " in part]
 
@@ -128,14 +154,18 @@ def cited(paper: str) -> list[str]:
 def cite_key(paper: str) -> str:
     """The BibTeX key of a paper, such as `han2024fedal`."""
     authors, _, title = paper.partition(": ")
-    name = unicodedata.normalize("NFKD", authors.split(",")[0].split(" et al")[0].split()[-1].lower())
+    name = unicodedata.normalize(
+        "NFKD", authors.split(",")[0].split(" et al")[0].split()[-1].lower()
+    )
     year = re.search(r"\b(19|20)\d\d\b", title)
     word = next((w for w in re.findall(r"[a-z]+", title.lower()) if len(w) > 3), "")
     return f"{re.sub(r'[^a-z]', '', name)}{year[0] if year else ''}{word}"
 
 
 def bibtex(found: Comparison) -> str:
-    """The BibTeX entries of the methods' papers, as `fedloom list methods` cites them, and of fedloom."""
+    """The BibTeX entries of the methods' papers, as `fedloom list methods` cites them, and of
+    fedloom.
+    """
     papers = {cite_key(paper): paper for m in found.methods for paper in cited(m.paper)}
     return "\n".join([*map(entry, papers.values()), SELF])
 
@@ -148,7 +178,11 @@ def entry(paper: str) -> str:
         title, venue, year = rest[: ending.start()], ending[1] or "", ending[2]
     names = authors.replace(" et al.", ", others").split(", ")
     kind, place = (
-        ("article", "journal") if venue in JOURNALS else ("inproceedings", "booktitle") if venue else ("misc", "")
+        ("article", "journal")
+        if venue in JOURNALS
+        else ("inproceedings", "booktitle")
+        if venue
+        else ("misc", "")
     )
     fields = {"author": " and ".join(names), "title": f"{{{title}}}", place: venue, "year": year}
     shown = [f"  {name} = {{{value}}}" for name, value in fields.items() if value]
@@ -157,7 +191,9 @@ def entry(paper: str) -> str:
 
 @drawing()
 def _figure(found: Comparison, runs: Sequence[Run], path: Path) -> None:
-    """The main metric by iteration, in the width of a column (3.4 inches), with fonts that print."""
+    """The main metric by iteration, in the width of a column (3.4 inches), with fonts
+    that print.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -171,7 +207,9 @@ def _figure(found: Comparison, runs: Sequence[Run], path: Path) -> None:
         for line in lines:
             _draw(axes, line)
         for level in levels:
-            axes.axhline(level.y, color="black", linewidth=0.8, linestyle=(0, (1, 2)), label=level.label)
+            axes.axhline(
+                level.y, color="black", linewidth=0.8, linestyle=(0, (1, 2)), label=level.label
+            )
         form = plots.share if score.share else None
         plots.scale(axes, lines, levels, form)
         axes.set_xlabel("round" if found.joint else iteration_axis(runs[0]), color="black")
@@ -179,7 +217,9 @@ def _figure(found: Comparison, runs: Sequence[Run], path: Path) -> None:
         axes.tick_params(colors="black")
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=7, frameon=False, labelcolor="black")
-        figure.savefig(path, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+        figure.savefig(
+            path, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None}
+        )
 
 
 def _draw(axes: object, line: Line) -> None:

@@ -82,8 +82,8 @@ def chart(
     Args:
         slug, alt: see `inline`.
         across: label of the x axis.
-        form_x, form_y: formatters of ticks; None for plain numbers, on a logarithmic axis if they span more than a
-            factor of 30.
+        form_x, form_y: formatters of ticks; None for plain numbers, on a logarithmic axis if they
+            span more than a factor of 30.
         width: a key of `WIDTHS`.
         joined: whether vertical lines connect the points of the first two lines.
         ticks: labels by position on the x axis; None for round values.
@@ -114,17 +114,30 @@ def chart(
     return inline(figure, slug, alt, _hover(axes, lines, across, form_x, form_y)), tuple(keys)
 
 
-def _hover(axes: Any, lines: Sequence[Line], across: str, form_x: Form, form_y: Form | None) -> dict[str, Any]:
+def _hover(
+    axes: Any, lines: Sequence[Line], across: str, form_x: Form, form_y: Form | None
+) -> dict[str, Any]:
     """The values of all lines at each x, at most `HOVERED`."""
     values: dict[float, list[tuple[int, str]]] = {}
     for number, line in enumerate(lines):
         for x, y in zip(line.x.tolist(), line.y.tolist(), strict=True):
             if math.isfinite(x) and math.isfinite(y):
-                text = fmt.percent(y) if form_y is share else f"{y:.4g}" if form_y is None else form_y(y)
+                text = (
+                    fmt.percent(y)
+                    if form_y is share
+                    else f"{y:.4g}"
+                    if form_y is None
+                    else form_y(y)
+                )
                 values.setdefault(x, []).append((number, text))
     every = sorted(values)[:: -(-len(values) // HOVERED) or 1]
     points = [(_pixels(axes, x, 0)[0], f"{form_x(x)} {across}", values[x]) for x in every]
-    return {"across": True, "names": [_named(line.label, line.style) for line in lines], "points": points, **_box(axes)}
+    return {
+        "across": True,
+        "names": [_named(line.label, line.style) for line in lines],
+        "points": points,
+        **_box(axes),
+    }
 
 
 def _named(label: str, style: SeriesStyle) -> tuple[str, str]:
@@ -134,7 +147,9 @@ def _named(label: str, style: SeriesStyle) -> tuple[str, str]:
 def _pixels(axes: Any, x: float, y: float, frame: str = "transData") -> tuple[float, float]:
     """The position of a point of the axes in the SVG, from the top left corner."""
     across, up = getattr(axes, frame).transform((x, y)) * 72 / axes.figure.dpi
-    return round(float(across), 1), round(72 * float(axes.figure.get_size_inches()[1]) - float(up), 1)
+    return round(float(across), 1), round(
+        72 * float(axes.figure.get_size_inches()[1]) - float(up), 1
+    )
 
 
 def _box(axes: Any) -> dict[str, float]:
@@ -143,16 +158,22 @@ def _box(axes: Any) -> dict[str, float]:
     return {"left": left, "right": right, "top": top, "bottom": bottom}
 
 
-def scale(axes: Any, lines: Sequence[Line], levels: Sequence[Level], form_y: Form | None = share) -> None:
+def scale(
+    axes: Any, lines: Sequence[Line], levels: Sequence[Level], form_y: Form | None = share
+) -> None:
     """Limits and ticks of both axes of a line chart."""
     _scale_y(axes, lines, levels, form_y)
     _scale_x(axes, lines, fmt.whole)
 
 
 def _scale_y(axes: Any, lines: Sequence[Line], levels: Sequence[Level], form: Form | None) -> None:
-    """Limits and ticks: shares in tens of percent, other formatted values from 0, plain numbers as they are."""
+    """Limits and ticks: shares in tens of percent, other formatted values from 0, plain numbers as
+    they are.
+    """
     ends = [line.y for line in lines] + [np.array([level.y for level in levels])]
-    ends += [line.y + sign * line.band for line in lines if line.band is not None for sign in (-1, 1)]
+    ends += [
+        line.y + sign * line.band for line in lines if line.band is not None for sign in (-1, 1)
+    ]
     values = np.concatenate(ends)
     if form is share:
         axes.set_ylim(*tens(values))
@@ -203,7 +224,9 @@ def _scale_x(axes: Any, lines: Sequence[Line], form: Form) -> None:
         axes.set_xscale("log")
         axes.minorticks_off()
         span = values.max() / values.min()
-        axes.xaxis.get_major_locator().set_params(subs=(1, 2, 5) if span < 30 else (1, 3) if span < 1000 else (1,))
+        axes.xaxis.get_major_locator().set_params(
+            subs=(1, 2, 5) if span < 30 else (1, 3) if span < 1000 else (1,)
+        )
     if len(values) and values.min() < values.max():
         axes.set_xlim(values.min(), values.max())
     _ticks(axes.xaxis, form)
@@ -211,7 +234,9 @@ def _scale_x(axes: Any, lines: Sequence[Line], form: Form) -> None:
 
 @dataclass(frozen=True)
 class Dots:
-    """Values (n,) of the rows of a dot plot, with bars of half length `spread` (n,); nan for none."""
+    """Values (n,) of the rows of a dot plot, with bars of half length `spread` (n,);
+    nan for none.
+    """
 
     label: str
     values: np.ndarray
@@ -237,8 +262,9 @@ def dots(
 ) -> tuple[Markup, tuple[Key, ...]]:
     """A dot plot with one row per name, and its legend.
 
-    With one or two series, the values of the first are printed beside the rows. With more than `ROWS` names, names
-    become ranks on the x axis. `joined` connects the first two series in each row.
+    With one or two series, the values of the first are printed beside the rows. With more than
+    `ROWS` names, names become ranks on the x axis. `joined` connects the first two series in each
+    row.
     """
     if len(names) > ROWS:
         ranks = np.arange(1.0, len(names) + 1)
@@ -246,7 +272,12 @@ def dots(
         return chart(slug, alt, lines, across="clients by rank", width=width, joined=joined)
     labels = [fmt.shortened(name, 20 if width == "small" else 30) for name in names]
     beside = len(series) < 3
-    sides = {"left": 24 + 6.3 * max(map(len, labels), default=0), "right": 54 if beside else 24, "top": 6, "bottom": 32}
+    sides = {
+        "left": 24 + 6.3 * max(map(len, labels), default=0),
+        "right": 54 if beside else 24,
+        "top": 6,
+        "bottom": 32,
+    }
     figure, axes = canvas(WIDTHS[width], 38 + (26 if beside else 30) * len(names), **sides)
     rows = np.arange(len(names))
     reach = 0.0 if beside else 0.28  # so that dots do not overlap
@@ -267,20 +298,36 @@ def dots(
     axes.tick_params(axis="y", pad=12)
     if form is share:
         reached = [s.values for s in series]
-        reached += [s.values + sign * s.spread for s in series if s.spread is not None for sign in (-1, 1)]
+        reached += [
+            s.values + sign * s.spread for s in series if s.spread is not None for sign in (-1, 1)
+        ]
         axes.set_xlim(*tens(np.concatenate(reached)))
     _ticks(axes.xaxis, form)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     texts = [
-        [(i, fmt.percent(v) if form is share else form(v)) for i, v in enumerate(vs) if math.isfinite(v)]
+        [
+            (i, fmt.percent(v) if form is share else form(v))
+            for i, v in enumerate(vs)
+            if math.isfinite(v)
+        ]
         for vs in zip(*(s.values.tolist() for s in series), strict=True)
     ]
-    points = [(_pixels(axes, 0, row)[1], name, text) for row, (name, text) in enumerate(zip(names, texts, strict=True))]
-    hover = {"across": False, "names": [_named(s.label, s.style) for s in series], "points": points, **_box(axes)}
+    points = [
+        (_pixels(axes, 0, row)[1], name, text)
+        for row, (name, text) in enumerate(zip(names, texts, strict=True))
+    ]
+    hover = {
+        "across": False,
+        "names": [_named(s.label, s.style) for s in series],
+        "points": points,
+        **_box(axes),
+    }
     return inline(figure, slug, alt, hover), tuple(s.key for s in series)
 
 
 def note(axes: Any, at: Any, frame: Any, shift: tuple[float, float], text: str, side: str) -> None:
     """A small text, shifted by pixels from a position in the axes."""
     place = {"xytext": shift, "textcoords": "offset points"}
-    axes.annotate(text, at, xycoords=frame, ha=side, va="center", fontsize=TEXT - 1, color=SOFT, **place)
+    axes.annotate(
+        text, at, xycoords=frame, ha=side, va="center", fontsize=TEXT - 1, color=SOFT, **place
+    )

@@ -1,4 +1,6 @@
-"""What the messages of a run may tell, by proof (differential privacy), and what they told measured attacks."""
+"""What the messages of a run may tell, by proof (differential privacy), and what they told measured
+attacks.
+"""
 
 from fedloom.experiment.run.result import PrivacySpent
 from fedloom.report import formatting as fmt
@@ -7,7 +9,9 @@ from fedloom.report.read import Run
 
 
 def privacy(run: Run) -> PageSection | None:
-    """The messages with a guarantee, the adjacency of data sets, and ε of each client; None without any."""
+    """The messages with a guarantee, the adjacency of data sets, and ε of each client; None without
+    any.
+    """
     found = run.summary.privacy
     if not found:
         return None
@@ -21,7 +25,13 @@ def privacy(run: Run) -> PageSection | None:
         )
         for one in found
     ]
-    columns = ("Message", "Adjacent data sets: between two of them", "ε of a client", "δ", "Clients")
+    columns = (
+        "Message",
+        "Adjacent data sets: between two of them",
+        "ε of a client",
+        "δ",
+        "Clients",
+    )
     table = PageTable("Messages with a guarantee", columns, rows, words=2)
     points = [
         "The guarantee does not cover other messages, such as scores of their own rows.",
@@ -29,11 +39,15 @@ def privacy(run: Run) -> PageSection | None:
     ]
     if any(one.simulated for one in found):
         points.append(
-            "Simulated: the noise was drawn from the run's seed, so anybody can repeat it. The accuracy is that of a "
-            "private run; the guarantee holds only where parties have a secret of their own, as nodes do."
+            "Simulated: the noise was drawn from the run's seed, so anybody can repeat it. The "
+            "accuracy is that of a private run; the guarantee holds only where parties have a "
+            "secret of their own, as nodes do."
         )
     return PageSection(
-        "Differential privacy", points=points, tables=[table], details=[_by_client(run, one) for one in found]
+        "Differential privacy",
+        points=points,
+        tables=[table],
+        details=[_by_client(run, one) for one in found],
     )
 
 
@@ -47,7 +61,9 @@ def _by_client(run: Run, one: PrivacySpent) -> Details:
     clients = range(run.summary.clients) if one.epsilon.clients is None else one.epsilon.clients
     order = sorted(zip(clients, one.epsilon.per_client, strict=True), key=lambda pair: -pair[1])
     rows = [cells(run.display_names[i], f"{value:.3f}") for i, value in order]
-    return Details(f"ε by client: {one.message}", table=PageTable("ε by client", ("Client", "ε"), rows))
+    return Details(
+        f"ε by client: {one.message}", table=PageTable("ε by client", ("Client", "ε"), rows)
+    )
 
 
 ATTACKS = {
@@ -76,9 +92,20 @@ def leaks(run: Run) -> PageSection | None:
         )
         for one in found
     ]
-    columns = ("Message", "Attack", "Success", "Chance", "Difference, 95 % interval over parties", "More than chance")
-    text = (
-        "Attacks that read the messages of this run, and know labeled rows of the same distribution. Stronger attacks "
-        "exist: a success near chance proves nothing."
+    columns = (
+        "Message",
+        "Attack",
+        "Success",
+        "Chance",
+        "Difference, 95 % interval over parties",
+        "More than chance",
     )
-    return PageSection("What messages told", text=[text], tables=[PageTable("Measured leaks", columns, rows, words=2)])
+    text = (
+        "Attacks that read the messages of this run, and know labeled rows of the same "
+        "distribution. Stronger attacks exist: a success near chance proves nothing."
+    )
+    return PageSection(
+        "What messages told",
+        text=[text],
+        tables=[PageTable("Measured leaks", columns, rows, words=2)],
+    )

@@ -15,7 +15,9 @@ from fedloom.report.results import conclusions, metrics
 
 
 def learning(rows: Sequence[Sequence[Any]], s: RunSummary) -> Figure:
-    """The main metric of a run by iteration, with ± one standard deviation over clients, and the chance level."""
+    """The main metric of a run by iteration, with ± one standard deviation over clients, and the
+    chance level.
+    """
     main = GLOBAL if s.scores else s.main
     points = {(row[1], row[4]): row[5] for row in rows if row[3] == ""}
     x = sorted({iteration for iteration, metric in points if metric == main.mean})
@@ -35,10 +37,14 @@ def learning(rows: Sequence[Sequence[Any]], s: RunSummary) -> Figure:
 
 def methods(found: Comparison) -> Figure:
     """The mean of the main metric of each method, with ± one standard deviation over seeds."""
-    values = {m.name: (m.scores if found.joint else m.accuracies)[found.metric] for m in found.methods}
+    values = {
+        m.name: (m.scores if found.joint else m.accuracies)[found.metric] for m in found.methods
+    }
     figure, axes = pictures.axes()
     for number, one in enumerate(values.values()):
-        axes.errorbar(one.mean, number, xerr=one.std_over_seeds, marker="o", color=pictures.BLUE, capsize=4)
+        axes.errorbar(
+            one.mean, number, xerr=one.std_over_seeds, marker="o", color=pictures.BLUE, capsize=4
+        )
     axes.set_yticks(range(len(values)), [*values])
     axes.invert_yaxis()
     title = metrics(found)[found.metric].title
@@ -53,9 +59,16 @@ def comparison_card(found: Comparison, verdict: str) -> str:
     for m in found.methods:
         one = (m.scores if found.joint else m.accuracies)[found.metric]
         shown = fmt.spread(one.mean, one.std_over_seeds, score.share)
-        rows.append([m.name, shown, str(len(m.seeds)), fmt.size(m.bytes.sent), fmt.duration(m.seconds)])
-    rows += [[name, how, fmt.NONE, fmt.NONE, fmt.NONE] for name, how in found.without_result.items()]
+        rows.append(
+            [m.name, shown, str(len(m.seeds)), fmt.size(m.bytes.sent), fmt.duration(m.seconds)]
+        )
+    rows += [
+        [name, how, fmt.NONE, fmt.NONE, fmt.NONE] for name, how in found.without_result.items()
+    ]
     lines = [] if found.joint else conclusions(found)
     return html_card(
-        verdict, [*lines, *map(in_python, found.remarks)], ["method", score.title, "seeds", "sent", "time"], rows
+        verdict,
+        [*lines, *map(in_python, found.remarks)],
+        ["method", score.title, "seeds", "sent", "time"],
+        rows,
     )

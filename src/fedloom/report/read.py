@@ -28,7 +28,8 @@ class Run:
         finished: whether the run has a result; if not, `summary` is that of the last evaluation.
         names: ids of the N clients or parties in the tables.
         measured: (iterations, values) by (metric, party, stage), in order of rounds.
-        mixing: mixing weights (N, N) by round, one row per client; empty if the method records none.
+        mixing: mixing weights (N, N) by round, one row per client; empty if the method records
+            none.
     """
 
     folder: Path
@@ -72,7 +73,9 @@ class Run:
         ]
 
     def curve(self, metric: str, stage: str, party: str = "") -> tuple[np.ndarray, np.ndarray]:
-        """Iterations (n,) and values (n,) of a metric at the start and after a stage of each round."""
+        """Iterations (n,) and values (n,) of a metric at the start and after a stage
+        of each round.
+        """
         parts = [self.measured.get((metric, party, s), ([], [])) for s in (START, stage)]
         x, y = ([value for part in parts for value in part[axis]] for axis in (0, 1))
         return np.array(x, dtype=float), np.array(y, dtype=float)
@@ -99,19 +102,27 @@ def read_run(folder: Path) -> Run:
         x, y = measured.setdefault((m.metric, m.party, m.stage), ([], []))
         x.append(m.iteration)
         y.append(m.value)
-    _check_complete(folder / "metrics.csv", measured, [SCORES[name].column for name in summary.scores], summary.on_test)
+    _check_complete(
+        folder / "metrics.csv",
+        measured,
+        [SCORES[name].column for name in summary.scores],
+        summary.on_test,
+    )
     held = partition.parties
     seen = dict.fromkeys(m.party for m in metrics if held or m.metric == str(summary.on_test))
     names = held.ids(seen) if held else tuple(seen)
-    if summary.overall.clients is not None and names:  # some were absent or do not report their accuracy
+    # some were absent or do not report their accuracy
+    if summary.overall.clients is not None and names:
         names = tuple(f"{names[0].rpartition('-')[0]}-{i}" for i in range(summary.clients))
     numbers = [summary.clients, len(names), partition.number, len(partition.architectures)]
-    numbers += [] if held or summary.overall.clients is not None else [len(summary.overall.per_client)]
+    numbers += (
+        [] if held or summary.overall.clients is not None else [len(summary.overall.per_client)]
+    )
     widths = partition.widths | {len(partition.classes)}
     if len(set(numbers)) > 1 or len(widths) > 1 or bool(summary.scores) != bool(held):
         raise DataError(
-            f"{folder}: the files disagree; they list {numbers} clients and {sorted(widths)} classes. They belong to "
-            "different runs. Repeat the run in an empty folder."
+            f"{folder}: the files disagree; they list {numbers} clients and {sorted(widths)} "
+            "classes. They belong to different runs. Repeat the run in an empty folder."
         )
     return Run(
         folder=folder,
@@ -132,7 +143,8 @@ def read_comparison(folder: Path) -> tuple[Comparison, list[Run]]:
     """Read a comparison and those of its runs whose folders exist.
 
     Raises:
-        DataError: a file is missing or damaged, or a folder does not hold the run that the comparison lists.
+        DataError: a file is missing or damaged, or a folder does not hold the run that the
+            comparison lists.
     """
     found = model(folder / "comparison.json", Comparison)
     existing = [run for run in found.runs if run.folder and (folder / run.folder).is_dir()]
@@ -140,10 +152,13 @@ def read_comparison(folder: Path) -> tuple[Comparison, list[Run]]:
     clients: dict[int, int] = {}
     for listed, run in zip(existing, runs, strict=True):
         s = run.summary
-        if (listed.name, listed.seed) != (s.name, s.seed) or clients.setdefault(s.seed, s.clients) != s.clients:
+        if (listed.name, listed.seed) != (s.name, s.seed) or clients.setdefault(
+            s.seed, s.clients
+        ) != s.clients:
             raise DataError(
-                f"comparison.json lists {listed.name} with seed {listed.seed} in {run.folder}, but the folder holds "
-                f"{s.name} with seed {s.seed} and {s.clients} clients. Repeat the comparison with --resume."
+                f"comparison.json lists {listed.name} with seed {listed.seed} in {run.folder}, "
+                f"but the folder holds {s.name} with seed {s.seed} and {s.clients} clients. "
+                "Repeat the comparison with --resume."
             )
     return found, runs
 
@@ -165,25 +180,34 @@ def _so_far(
     main = MAIN[task][0]
     evaluations = [m for m in metrics if m.metric == main.mean]
     if not evaluations:
-        raise DataError(f"{folder / 'metrics.csv'} has no accuracy yet. Continue the run with --resume.")
+        raise DataError(
+            f"{folder / 'metrics.csv'} has no accuracy yet. Continue the run with --resume."
+        )
     try:
         settings = toml.loads(config)
     except tomllib.TOMLDecodeError as error:
         raise damaged(folder / "config.toml", f"is not valid TOML: {error}") from None
     last = evaluations[-1]
-    final = {(m.metric, m.party): m.value for m in metrics if (m.round, m.stage) == (last.round, last.stage)}
+    final = {
+        (m.metric, m.party): m.value
+        for m in metrics
+        if (m.round, m.stage) == (last.round, last.stage)
+    }
     accuracies = [parse(metric) for metric, party in final if party]
     modes = dict.fromkeys(m.mode for m in accuracies if m.mode and m.name == main.name)
     data, held = settings.get("data", {}), partition.parties
     found: dict[str, Any]
     if held is None:
         names = [party for metric, party in final if metric == str(main) and party]
-        names = [f"{names[0].rpartition('-')[0]}-{i}" for i in range(partition.number)] if names else []
+        names = (
+            [f"{names[0].rpartition('-')[0]}-{i}" for i in range(partition.number)] if names else []
+        )
         found = over_groups(final, names, modes, partition.unseen, task)
         dataset, clients = data.get("name"), data.get("clients")
     else:
         found = joint_scores(final, held.ids(party for _, party in final), [*modes], task)
-        dataset, clients = parsed(folder / "partition.json")["parties"].get("name", data.get("name")), partition.number
+        dataset = parsed(folder / "partition.json")["parties"].get("name", data.get("name"))
+        clients = partition.number
     values = {
         "name": settings.get("name") or str(settings.get("method", "")),
         "method": str(settings.get("method", "")),
@@ -199,7 +223,10 @@ def _so_far(
         **found,
         "agreement": final.get(("agreement", "")),
         **partition.model_dump(include={"chance", "own_chance", "own_chances", "unseen"}),
-        "bytes": {direction: final.get((f"bytes {direction}", "")) for direction in ("up", "down", "across")},
+        "bytes": {
+            direction: final.get((f"bytes {direction}", ""))
+            for direction in ("up", "down", "across")
+        },
         "messages": sum(row.count for row in ledger),
         "seconds": {},
         "failures": failures,
@@ -225,7 +252,9 @@ def _mixing(path: Path, names: Sequence[str]) -> dict[int, np.ndarray]:
             for owner, weight in (pair.split(":") for pair in line.weights.split()):
                 matrix[numbers[line.party], int(owner)] = float(weight)
         except (KeyError, IndexError, ValueError):
-            raise damaged(path, f"has unknown clients or weights at {line.party}, round {line.round}") from None
+            raise damaged(
+                path, f"has unknown clients or weights at {line.party}, round {line.round}"
+            ) from None
     return {round: np.nan_to_num(found[round], posinf=0.0, neginf=0.0) for round in sorted(found)}
 
 
@@ -235,9 +264,14 @@ def _check_complete(
     scores: Sequence[str],
     main: Metric,
 ) -> None:
-    """Raise DataError if an evaluation lacks a metric of the whole federation or one of the scores."""
+    """Raise DataError if an evaluation lacks a metric of the whole federation or one
+    of the scores.
+    """
     every = (main.mean, main.std, "loss mean", "bytes up", "bytes down", "bytes across", *scores)
     for stage in {stage for metric, _, stage in measured if metric in every} | {START}:
         found = [measured.get((metric, "", stage), ([], []))[0] for metric in every]
         if not found[0] or any(iterations != found[0] for iterations in found):
-            raise damaged(path, f"is incomplete: the metrics of stage {stage!r} have different numbers of rows")
+            raise damaged(
+                path,
+                f"is incomplete: the metrics of stage {stage!r} have different numbers of rows",
+            )

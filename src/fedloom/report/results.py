@@ -14,7 +14,10 @@ from fedloom.report.formatting import NONE
 from fedloom.report.page import PageCell, PageTable, cells
 from fedloom.report.styles import series_style
 
-ONE_SEED = "One seed cannot tell a difference between methods from chance: repeat the comparison with other seeds."
+ONE_SEED = (
+    "One seed cannot tell a difference between methods from chance: repeat the comparison with "
+    "other seeds."
+)
 LOWER = "A lower {} is better: a difference below 0 favors the first method."
 """With the names of such scores."""
 
@@ -64,15 +67,20 @@ def verdict(found: Comparison) -> Verdict | None:
 def _ranked(found: Comparison) -> list[MethodSummary]:
     """The methods with the main metric, the best first."""
     lower, metric = metrics(found)[found.metric].lower, found.metric
-    values = {m.name: (m.scores if found.joint else m.accuracies).get(metric) for m in found.methods}
+    values = {
+        m.name: (m.scores if found.joint else m.accuracies).get(metric) for m in found.methods
+    }
     having = [m for m in found.methods if values[m.name] is not None]
     return sorted(having, key=lambda m: values[m.name].mean * (1 if lower else -1))  # type: ignore[union-attr]
 
 
 def _paired(found: Comparison, first: str, second: str) -> list[float]:
-    """The first method minus the second on their common seeds, from the differences to the reference."""
+    """The first method minus the second on their common seeds, from the differences to the
+    reference.
+    """
     seeds = {m.name: m.seeds for m in found.methods}
-    below = {found.reference: dict.fromkeys(seeds[found.reference], 0.0)}  # the reference minus each, by seed
+    # the reference minus each, by seed
+    below = {found.reference: dict.fromkeys(seeds[found.reference], 0.0)}
     for d in found.differences:
         common = [seed for seed in seeds[found.reference] if seed in seeds[d.other]]
         below[d.other] = dict(zip(common, d.per_seed, strict=True))
@@ -81,18 +89,32 @@ def _paired(found: Comparison, first: str, second: str) -> list[float]:
 
 
 def metrics(found: Comparison) -> dict[Metric, Score]:
-    """The metrics to show, the main one first: all scores, or the main accuracy and those of evaluation modes."""
+    """The metrics to show, the main one first: all scores, or the main accuracy and those of
+    evaluation modes.
+    """
     if found.joint:
-        return {name: score for name, score in SCORES.items() if any(name in m.scores for m in found.methods)}
+        return {
+            name: score
+            for name, score in SCORES.items()
+            if any(name in m.scores for m in found.methods)
+        }
     if not found.personal:
-        return {found.metric: Score(found.metric.mean, fmt.capital(found.metric.noun), found.metric.share)}
-    every = dict.fromkeys([found.metric, *(metric for m in found.methods for metric in m.accuracies)])
+        return {
+            found.metric: Score(
+                found.metric.mean, fmt.capital(found.metric.noun), found.metric.share
+            )
+        }
+    every = dict.fromkeys(
+        [found.metric, *(metric for m in found.methods for metric in m.accuracies)]
+    )
     names = shown_metrics(every, bool(found.unseen))
     return {name: Score(name.mean, fmt.capital(found.describe(name)), name.share) for name in names}
 
 
 def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:
-    """A row for each method: the metrics in `titles`, the main one first, and costs; the best values are marked."""
+    """A row for each method: the metrics in `titles`, the main one first, and costs; the best
+    values are marked.
+    """
     methods, several = found.methods, found.several_seeds
     seeds = several and (not found.joint or len({len(m.seeds) for m in methods}) > 1)
     presets = len({m.preset for m in methods}) > 1
@@ -105,15 +127,23 @@ def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:
     columns += ["Seeds"] if seeds else []
     directions = ["up", "down", *(["across"] if any(m.bytes.across for m in methods) else [])]
     columns += [*(f"Sent {direction}" for direction in directions), "Time", "Failures"]
-    best = {name: _best(name, [v[name].mean for v in values.values() if name in v]) for name in titles}
+    best = {
+        name: _best(name, [v[name].mean for v in values.values() if name in v]) for name in titles
+    }
     rows = []
     for number, m in enumerate(methods):
         row = [PageCell(m.name, title=m.method, key=series_style(number).key("").sample)]
         row += cells(*([m.preset] if presets else []))
         for name in titles:
             one, share = values[m.name].get(name), name.share
-            text = NONE if one is None else fmt.spread(one.mean, one.std_over_seeds if found.joint else None, share)
-            row.append(PageCell(text, best=one is not None and len(methods) > 1 and one.mean == best[name]))
+            text = (
+                NONE
+                if one is None
+                else fmt.spread(one.mean, one.std_over_seeds if found.joint else None, share)
+            )
+            row.append(
+                PageCell(text, best=one is not None and len(methods) > 1 and one.mean == best[name])
+            )
             if name == main and not found.joint and one is not None:
                 row += cells(fmt.standard_deviation(one.std_over_clients, share))
                 row += cells(fmt.standard_deviation(one.std_over_seeds, share)) if several else []
@@ -126,7 +156,11 @@ def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:
         row = cells(lost, *([NONE] if presets else []), how)
         rows.append([*row, *cells(*[NONE] * (len(columns) - len(row)))])
     title = fmt.capital(main.noun)
-    caption = "Predictions of the active party on the test rows" if found.joint else f"{title} on the global test set"
+    caption = (
+        "Predictions of the active party on the test rows"
+        if found.joint
+        else f"{title} on the global test set"
+    )
     caption = f"{title} by test rows" if not found.joint and len(titles) > 1 else caption
     caption += ", ± s.d. over seeds" if found.joint and several else ""
     caption += "; tensor data and wall time of one run, failures in all runs"
@@ -141,26 +175,44 @@ def _best(metric: Metric, values: Sequence[float]) -> float:
 def difference_tables(found: Comparison) -> list[PageTable]:
     """The paired differences of each metric, with their intervals."""
     pairs = {found.metric: found.differences, **found.further}
-    return [_pairs(found, name, score, pairs[name]) for name, score in metrics(found).items() if name in pairs]
+    return [
+        _pairs(found, name, score, pairs[name])
+        for name, score in metrics(found).items()
+        if name in pairs
+    ]
 
 
-def _pairs(found: Comparison, name: Metric, score: Score, differences: Sequence[PairedDifference]) -> PageTable:
+def _pairs(
+    found: Comparison, name: Metric, score: Score, differences: Sequence[PairedDifference]
+) -> PageTable:
     several = any(len(d.per_seed) > 1 for d in differences)
     columns = [f"First {fmt.MINUS} other", "Points" if score.share else "Difference"]
     columns += ["s.d. over seeds", "95 % interval", "Better in seeds"] if several else []
     columns += [] if found.joint else ["s.d. over clients", "Clients better"]
     rows = []
     for d in differences:
-        row = [f"{d.first} {fmt.MINUS} {d.other}", NONE if d.mean is None else fmt.difference(d.mean, score.share)]
+        row = [
+            f"{d.first} {fmt.MINUS} {d.other}",
+            NONE if d.mean is None else fmt.difference(d.mean, score.share),
+        ]
         if several:
             ends = confidence_interval(d.per_seed, score.largest)
             better = sum((value < 0 if score.lower else value > 0) for value in d.per_seed)
             between = fmt.between(*ends, score.share) if ends else NONE
-            row += [fmt.standard_deviation(d.std_over_seeds, score.share), between, f"{better}/{len(d.per_seed)}"]
+            row += [
+                fmt.standard_deviation(d.std_over_seeds, score.share),
+                between,
+                f"{better}/{len(d.per_seed)}",
+            ]
         if not found.joint:
-            row += [fmt.standard_deviation(d.std_over_clients, score.share), f"{d.clients_better}/{d.clients}"]
+            row += [
+                fmt.standard_deviation(d.std_over_clients, score.share),
+                f"{d.clients_better}/{d.clients}",
+            ]
         rows.append(cells(*row))
-    caption = f"{score.title}{f': {name.noun}' if found.personal else ''} of the first minus the other"
+    caption = (
+        f"{score.title}{f': {name.noun}' if found.personal else ''} of the first minus the other"
+    )
     caption += ", in percentage points" if score.share else ""
     caption += f", on the same data and seed{'; lower is better' if score.lower else ''}"
     return PageTable(caption, columns, rows)
@@ -179,7 +231,9 @@ def conclusion(d: PairedDifference, share: bool = True) -> str:
     by = f"{size} {'above' if d.mean > 0 else 'below'}" if d.mean else "level with"
     ends = confidence_interval(d.per_seed, 1.0 if share else math.inf)
     if ends is None:
-        better = f", and better at {d.clients_better} of {d.clients} clients" if d.clients > 1 else ""
+        better = (
+            f", and better at {d.clients_better} of {d.clients} clients" if d.clients > 1 else ""
+        )
         return f"{d.first} is {by} {d.other} in the one seed{better}."
     start = f"Over {fmt.times(len(d.per_seed), 'seed')}, {d.first} is on average {by} {d.other}"
     between = f"95 % interval {fmt.between(*ends, share)}"
@@ -187,4 +241,7 @@ def conclusion(d: PairedDifference, share: bool = True) -> str:
         same = min(d.per_seed) > 0 or max(d.per_seed) < 0
         between += ", though all seeds agree in sign," if same else ""
         return f"{start}, but the {between} contains 0: these seeds do not show which is better."
-    return f"{start} ({between}): larger than the variation over seeds, on this data and in this setting."
+    return (
+        f"{start} ({between}): larger than the variation over seeds, on this data and in this "
+        "setting."
+    )

@@ -19,7 +19,12 @@ def page(run: Run) -> Page:
     """The page of a run: its sections depend on the setting and on what the run recorded."""
     s = run.summary
     if s.scores:
-        blocks = [vertical.classes(run), vertical.data_of_parties(run), vertical.alone(run), vertical.attacks(run)]
+        blocks = [
+            vertical.classes(run),
+            vertical.data_of_parties(run),
+            vertical.alone(run),
+            vertical.attacks(run),
+        ]
     else:
         blocks = [unseen.unseen_of_run(run), clients_of_run(run), mixing_of_run(run)]
     sections = [
@@ -37,7 +42,12 @@ def page(run: Run) -> Page:
         title=f"{s.name} on {s.dataset}",
         subtitle=" · ".join(
             part
-            for part in (s.title, f"preset {s.preset}", f"seed {s.seed}", "on validation rows" * bool(s.validation))
+            for part in (
+                s.title,
+                f"preset {s.preset}",
+                f"seed {s.seed}",
+                "on validation rows" * bool(s.validation),
+            )
             if part
         ),
         lead=lead(run),
@@ -45,18 +55,25 @@ def page(run: Run) -> Page:
         warning="" if run.finished else _unfinished(run),
         tiles=[*(vertical.tiles(run) if s.scores else _accuracies(s)), *_costs(s)],
         sections=[section for section in sections if section],
-        footer=f"Written by fedloom {run.environment.get('fedloom', '')} from the files in this run's folder.",
+        footer=f"Written by fedloom {run.environment.get('fedloom', '')} from the files in this "
+        "run's folder.",
     )
 
 
 def _verdict(s: RunSummary) -> str:
     reached, chance = s.accuracies[s.main].mean, s.chance_of(s.main)
     if s.task == "number":
-        beside = "" if chance is None else f", {fmt.metric(chance, False)} if always {s.most_frequent(s.main)}"
+        beside = (
+            ""
+            if chance is None
+            else f", {fmt.metric(chance, False)} if always {s.most_frequent(s.main)}"
+        )
         unit = f", in the unit of {s.label}" if s.label else ""
         return f"RMSE {fmt.metric(reached, False)}{beside}{unit}"
     over = (
-        "" if chance is None else f", {fmt.points(reached - chance)} over always predicting {s.most_frequent(s.main)}"
+        ""
+        if chance is None
+        else f", {fmt.points(reached - chance)} over always predicting {s.most_frequent(s.main)}"
     )
     return f"{fmt.percent(reached)} accuracy{over}"
 
@@ -84,7 +101,9 @@ def lead(run: Run) -> str:
 
 
 def _adapted_lead(s: RunSummary, length: str) -> str:
-    """The result of clients with an evaluation mode, on their own class mix if they have own test rows."""
+    """The result of clients with an evaluation mode, on their own class mix if they have own test
+    rows.
+    """
     metric, over = next(iter(s.eval_modes.items()))
     eval_mode = metric.eval_mode
     mine = "their own class mix" if s.task == "classes" else "their own test rows"
@@ -100,9 +119,14 @@ def _adapted_lead(s: RunSummary, length: str) -> str:
             f"{fmt.spread(training.mean, training.std, share)}, in {length} (s.d. over clients)"
         )
     several = s.clients > 1
-    new, old = (fmt.spread(a.mean, a.std if several else None, share) for a in (over, s.own or s.overall))
+    new, old = (
+        fmt.spread(a.mean, a.std if several else None, share) for a in (over, s.own or s.overall)
+    )
     over_clients = " (s.d. over clients)" if several else ""
-    text = f"{rows}, {fmt.times(s.clients, 'client')} reached {_of_number(s)}{new}{over_clients} {after}"
+    text = (
+        f"{rows}, {fmt.times(s.clients, 'client')} reached {_of_number(s)}{new}{over_clients} "
+        f"{after}"
+    )
     return f"{text} and {old} unadapted, after {length}"
 
 
@@ -114,8 +138,8 @@ def _of_number(s: RunSummary) -> str:
 def _unfinished(run: Run) -> str:
     done = fmt.times(run.summary.rounds, "round")
     return (
-        f"This run is unfinished. The page shows its last evaluation, after {done}. To resume the run, add --resume to "
-        "the command that started it."
+        f"This run is unfinished. The page shows its last evaluation, after {done}. To resume "
+        "the run, add --resume to the command that started it."
     )
 
 
@@ -139,7 +163,10 @@ def _accuracies(s: RunSummary) -> Iterable[Tile]:
 
 def _costs(s: RunSummary) -> Iterable[Tile]:
     parties = "parties" if s.scores else "clients"
-    sizes = [("Sent up", s.bytes.up, f"by the {parties}"), ("Sent down", s.bytes.down, f"to the {parties}")]
+    sizes = [
+        ("Sent up", s.bytes.up, f"by the {parties}"),
+        ("Sent down", s.bytes.down, f"to the {parties}"),
+    ]
     sizes += [("Sent across", s.bytes.across, f"between {parties}")] if s.bytes.across else []
     for label, count, note in sizes:
         yield Tile(label, fmt.size(count), note, fmt.exact_bytes(count))
@@ -148,7 +175,12 @@ def _costs(s: RunSummary) -> Iterable[Tile]:
         e = s.engine
         where = f"{e.engine} engine, {fmt.times(e.workers, 'worker')}, {e.device}" if e else ""
         yield Tile("Time", fmt.duration(total), where, f"{total:,.2f} seconds")
-    yield Tile("Failures", fmt.whole(s.failures), "calls without a valid reply", f"{fmt.whole(s.messages)} messages")
+    yield Tile(
+        "Failures",
+        fmt.whole(s.failures),
+        "calls without a valid reply",
+        f"{fmt.whole(s.messages)} messages",
+    )
 
 
 def _learned(run: Run) -> PageSection | None:
@@ -171,29 +203,43 @@ def _failures(run: Run) -> PageSection | None:
         for (reason, kind), parties in sorted(groups.items(), key=lambda group: -len(group[1]))
     ]
     text = "Missing and invalid replies are dropped; the round continues with the others."
-    table = PageTable("Calls without a valid reply", ("Reason", "Call", "Calls", "Parties"), rows, words=2)
+    table = PageTable(
+        "Calls without a valid reply", ("Reason", "Call", "Calls", "Parties"), rows, words=2
+    )
     return PageSection("Failures", text=[text], tables=[table])
 
 
 def _repeat(run: Run) -> PageSection:
     """The command, config, versions and hashes to repeat the run."""
     s, own = run.summary, run.summary.pretrained
-    environment = {**run.environment, "public_sha256": s.public_sha256, "state_sha256": s.state_sha256}
+    environment = {
+        **run.environment,
+        "public_sha256": s.public_sha256,
+        "state_sha256": s.state_sha256,
+    }
     rows = [cells(key, str(value)) for key, value in environment.items() if value is not None]
     rows += [cells("engine", remark) for remark in (s.engine.remarks if s.engine else ())]
     caption = "Versions and machine, and hashes of the public rows and of all parties' final states"
-    text = ["With the same versions on the same kind of machine, this command in this folder repeats the results"]
+    text = [
+        "With the same versions on the same kind of machine, this command in this folder repeats "
+        "the results"
+    ]
     text[0] += " with the same state_sha256." if s.state_sha256 else "."
     if own is not None:
         model = f"{own.model or 'unnamed'}{f' (norm {own.norm})' if own.norm else ''}"
         source = f", from the file {own.file}" if own.file else ""
-        text.append(f"The server's pretrained model is {model}{source}; its digest starts with {own.digest[:12]}.")
+        text.append(
+            f"The server's pretrained model is {model}{source}; its digest starts with "
+            f"{own.digest[:12]}."
+        )
     return PageSection(
         "Reproduce",
         text=text,
         command="fedloom run config.toml",
         details=[
             Details("Resolved config", run.config),
-            Details("Environment and hashes", table=PageTable(caption, ("Name", "Value"), rows, words=2)),
+            Details(
+                "Environment and hashes", table=PageTable(caption, ("Name", "Value"), rows, words=2)
+            ),
         ],
     )

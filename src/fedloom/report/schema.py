@@ -8,7 +8,9 @@ from fedloom.experiment.run.result import FileSchema
 
 
 class PartyData(FileSchema):
-    """The data of a party in vertical learning: column names or image shape, numbers of rows, and class imbalance."""
+    """The data of a party in vertical learning: column names or image shape, numbers of rows, and
+    class imbalance.
+    """
 
     name: str
     input_shape: tuple[int, ...]
@@ -43,12 +45,16 @@ class VerticalPartition(FileSchema):
 
 
 class PartitionFile(FileSchema):
-    """`partition.json`: rows (N, K) by client and class, the data of vertical parties, or the number of clients with
-    private rows; the networks; the clients' owners: of a file's rows, or the organizations whose nodes ran them, "" for
-    others; the rows that columns were standardized by; and sentences on how a file was read."""
+    """`partition.json`: rows (N, K) by client and class, the data of vertical parties, or the
+    number of clients with private rows; the networks; the clients' owners: of a file's rows, or the
+    organizations whose nodes ran them, "" for others; the rows that columns were standardized by;
+    and sentences on how a file was read.
+    """
 
     classes: tuple[str, ...]
-    """Names of the classes, or of the parts of a number's range; () for a number whose rows are with their owners."""
+    """Names of the classes, or of the parts of a number's range; () for a number whose rows are
+    with their owners.
+    """
     counts: tuple[tuple[int, ...], ...] = ()
     parties: VerticalPartition | None = None
     private_clients: int = 0
@@ -83,8 +89,12 @@ class PartitionFile(FileSchema):
         """The numbers of classes that the counts have."""
         if self.parties is None:
             return {len(row) for row in self.counts}
-        unaligned = [p.unaligned_counts for p in self.parties.parties if p.unaligned_counts is not None]
-        return {len(row) for row in (self.parties.aligned_counts, self.parties.test_counts, *unaligned)}
+        unaligned = [
+            p.unaligned_counts for p in self.parties.parties if p.unaligned_counts is not None
+        ]
+        return {
+            len(row) for row in (self.parties.aligned_counts, self.parties.test_counts, *unaligned)
+        }
 
 
 class LedgerRow(FileSchema):

@@ -54,7 +54,10 @@ class SeriesStyle:
             style["marker"] = Path([*corners, corners[0]], closed=True)
             rim = PAPER if self.filled and size > 5 else self.color  # separates overlapping markers
             style |= {"markersize": size, "markeredgewidth": 1.0 if self.filled else 1.5}
-            style |= {"markeredgecolor": rim, "markerfacecolor": self.color if self.filled else PAPER}
+            style |= {
+                "markeredgecolor": rim,
+                "markerfacecolor": self.color if self.filled else PAPER,
+            }
         return style
 
     def key(self, text: str, *, band: bool = False) -> Key:
@@ -62,15 +65,24 @@ class SeriesStyle:
         color = VARIABLES[self.color]
         parts = []
         if band:
-            parts.append(f'<rect y="1" width="28" height="12" style="fill:{color};fill-opacity:.16"/>')
+            parts.append(
+                f'<rect y="1" width="28" height="12" style="fill:{color};fill-opacity:.16"/>'
+            )
         if self.dash is not None:
             dash = f";stroke-dasharray:{' '.join(map(str, self.dash))}" if self.dash else ""
-            parts.append(f'<path d="M0 7H28" style="stroke:{color};stroke-width:2;fill:none{dash}"/>')
+            parts.append(
+                f'<path d="M0 7H28" style="stroke:{color};stroke-width:2;fill:none{dash}"/>'
+            )
         if self.shape:
             corners = " ".join(f"{14 + 4 * x:.1f},{7 - 4 * y:.1f}" for x, y in SHAPES[self.shape])
             fill = color if self.filled else VARIABLES[PAPER]
-            parts.append(f'<polygon points="{corners}" style="fill:{fill};stroke:{color};stroke-width:1.4"/>')
-        svg = f'<svg viewBox="0 0 28 14" width="28" height="14" aria-hidden="true">{"".join(parts)}</svg>'
+            parts.append(
+                f'<polygon points="{corners}" style="fill:{fill};stroke:{color};stroke-width:1.4"/>'
+            )
+        svg = (
+            '<svg viewBox="0 0 28 14" width="28" height="14" '
+            f'aria-hidden="true">{"".join(parts)}</svg>'
+        )
         return Key(Markup(svg), text)
 
 
@@ -79,7 +91,9 @@ LEVEL = SeriesStyle(INK, dash=(1.5, 3))
 
 
 def series_style(number: int) -> SeriesStyle:
-    """The style of series 0, 1, 2, …; color, marker and dashes all vary, so that none is needed alone."""
+    """The style of series 0, 1, 2, …; color, marker and dashes all vary, so that none is needed
+    alone.
+    """
     colors = (*SERIES, INK)
     turns, i = divmod(number, len(colors))
     return SeriesStyle(colors[i], list(SHAPES)[number % len(SHAPES)], DASHES[turns % len(DASHES)])

@@ -1,7 +1,7 @@
 """Convert matplotlib figures to inline SVG.
 
-Colors become CSS variables, so that one figure serves light, dark and print; text stays text in the page's font; ids
-are content hashes, so that equal runs give equal bytes.
+Colors become CSS variables, so that one figure serves light, dark and print; text stays text in the
+page's font; ids are content hashes, so that equal runs give equal bytes.
 """
 
 import contextlib
@@ -59,18 +59,23 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def canvas(width: float, height: float, *, left: float, right: float, top: float, bottom: float) -> tuple[Any, Any]:
+def canvas(
+    width: float, height: float, *, left: float, right: float, top: float, bottom: float
+) -> tuple[Any, Any]:
     """A figure and its axes. Sizes and margins are in pixels."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width / 72, height / 72), facecolor="none")  # an SVG has 72 units to the inch
+    # an SVG has 72 units to the inch
+    figure = Figure(figsize=(width / 72, height / 72), facecolor="none")
     return figure, panel(figure, left, bottom, width - left - right, height - top - bottom)
 
 
 def panel(figure: Any, left: float, bottom: float, width: float, height: float) -> Any:
     """Axes at a position in pixels from the figure's lower left corner."""
     across, up = (72 * side for side in figure.get_size_inches())
-    axes = figure.add_axes((left / across, bottom / up, width / across, height / up), facecolor="none")
+    axes = figure.add_axes(
+        (left / across, bottom / up, width / across, height / up), facecolor="none"
+    )
     for side in ("top", "left", "right"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_linewidth(0.8)
@@ -92,18 +97,23 @@ def inline(figure: Any, slug: str, alt: str, hover: dict[str, Any] | None = None
 
     target = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": slug}):
-        figure.savefig(target, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        figure.savefig(
+            target, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
     text = target.getvalue()
     text = text[text.index(">", text.index("<svg")) + 1 :]
     text = re.sub(r"<style.*?</style>", "", text, flags=re.S)
     named = set(_NAMED.findall(text))
-    text = re.sub(r"<[^>]*>", lambda tag: _tidied(tag[0], named), text)  # tags only: names stay as they are
+    # tags only: names stay as they are
+    text = re.sub(r"<[^>]*>", lambda tag: _tidied(tag[0], named), text)
     text = re.sub(r">\s+<", "><", text)
     text = re.sub(r"<defs></defs>|<g></g>", "", text)
     width, height = (72 * side for side in figure.get_size_inches())
     head = f'<svg role="img" aria-label="{escape(alt)}" viewBox="0 0 {width:.0f} {height:.0f}"'
     if hover is not None and hover["points"]:
-        head += f' data-hover="{escape(json.dumps(hover, ensure_ascii=False, separators=(",", ":")))}"'
+        head += (
+            f' data-hover="{escape(json.dumps(hover, ensure_ascii=False, separators=(",", ":")))}"'
+        )
     return Markup(f'{head} style="max-width:{1.15 * width:.0f}px">{text.strip()}')
 
 

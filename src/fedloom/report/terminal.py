@@ -17,19 +17,34 @@ from fedloom.report import formatting as fmt
 from fedloom.report.page import PageTable, cells
 from fedloom.report.results import methods_table, metrics, verdict
 
-SHORT = {"balanced accuracy": "balanced", "calibration error": "calib.", "seen accuracy": "seen", "rare recall": "rare"}
+SHORT = {
+    "balanced accuracy": "balanced",
+    "calibration error": "calib.",
+    "seen accuracy": "seen",
+    "rare recall": "rare",
+}
 """Headings of scores, where the title is long."""
 MOST_LEARNED = 40
 """Rows of a table of what was learned."""
-OMITTED = ("s.d. over clients", "Seeds", "Time", "Sent across", "Sent down", "Sent up", "Preset", "s.d. over seeds")
+OMITTED = (
+    "s.d. over clients",
+    "Seeds",
+    "Time",
+    "Sent across",
+    "Sent down",
+    "Sent up",
+    "Preset",
+    "s.d. over seeds",
+)
 """Columns that move to a second table if the first is too wide, in this order."""
 
 
 def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[str] = ()) -> None:
-    """Show the content of `comparison.json`: the verdict, a row for each method, and paired differences.
+    """Show the content of `comparison.json`: the verdict, a row for each method, and paired
+    differences.
 
-    `unseen` names the owners that take part in no round, if the config does. The main metric comes first. Nothing is
-    truncated; columns that do not fit stand in tables below.
+    `unseen` names the owners that take part in no round, if the config does. The main metric comes
+    first. Nothing is truncated; columns that do not fit stand in tables below.
     """
     found = Comparison(**content)
     best = verdict(found)
@@ -39,7 +54,8 @@ def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[s
     shown = methods_table(found, titles)
     if found.joint:  # deviations of the first score only, to fit 80 characters
         rows = [
-            [*row[:2], *(replace(c, text=c.text.partition(f"{fmt.NBSP}±")[0]) for c in row[2:])] for row in shown.rows
+            [*row[:2], *(replace(c, text=c.text.partition(f"{fmt.NBSP}±")[0]) for c in row[2:])]
+            for row in shown.rows
         ]
         shown = replace(shown, rows=rows)
     failed = any(m.failures for m in found.methods)
@@ -47,7 +63,9 @@ def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[s
     _show_networks(found, out)
     for seed, clients in found.unseen.items():
         out.print(
-            f"seed {seed}: unseen in training: {fmt.together(unseen) or fmt.clients_named(clients)}", soft_wrap=True
+            f"seed {seed}: unseen in training: "
+            f"{fmt.together(unseen) or fmt.clients_named(clients)}",
+            soft_wrap=True,
         )
     first = found.methods[0]
     own = first.own_chances.get("unseen", first.own_chance)
@@ -61,7 +79,10 @@ def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[s
     for m in found.methods:
         for eval_mode, on in m.alone.items():
             unaligned = "" if on.own is None else f", {_shown(main, on.own.mean)} on unaligned rows"
-            text = f"{m.name}, each party {eval_mode}: {_shown(main, on.test.mean)} on the test rows{unaligned}"
+            text = (
+                f"{m.name}, each party {eval_mode}: {_shown(main, on.test.mean)} on the test "
+                f"rows{unaligned}"
+            )
             out.print(text, markup=False, soft_wrap=True)
     if found.joint:
         _show_score_differences(found, titles, out)
@@ -73,35 +94,59 @@ def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[s
         deviation = fmt.standard_deviation(d.std_over_seeds, share)
         spread = "" if d.std_over_seeds is None else f" ± {deviation} over {len(d.per_seed)} seeds"
         unit = " points" if share else f" {found.metric.noun}"
-        mean = "no common seed" if d.mean is None else f"{fmt.difference(d.mean, share)}{unit}{what}{spread}"
-        out.print(f"{d.first} - {d.other}: {mean}; better at {d.clients_better} of {d.clients} clients", markup=False)
+        mean = (
+            "no common seed"
+            if d.mean is None
+            else f"{fmt.difference(d.mean, share)}{unit}{what}{spread}"
+        )
+        out.print(
+            f"{d.first} - {d.other}: {mean}; better at {d.clients_better} of {d.clients} clients",
+            markup=False,
+        )
 
 
 def show_learned(tables: Sequence[Mapping[str, Any]], out: Console) -> None:
-    """Show the tables of what a server has learned, of each the first `MOST_LEARNED` rows; no number is cut off."""
+    """Show the tables of what a server has learned, of each the first `MOST_LEARNED` rows; no
+    number is cut off.
+    """
     say = partial(out.print, markup=False, highlight=False, soft_wrap=True)
     for found in tables:
-        lines = [found["columns"], *(list(map(fmt.value, row)) for row in found["rows"][:MOST_LEARNED])]
+        lines = [
+            found["columns"],
+            *(list(map(fmt.value, row)) for row in found["rows"][:MOST_LEARNED]),
+        ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         out.print(f"\n[bold]{escape(found['title'])}[/]")
         for name, *cells_ in lines:
-            say(f"  {name:<{widths[0]}}  {'  '.join(f'{c:>{w}}' for c, w in zip(cells_, widths[1:], strict=True))}")
+            say(
+                f"  {name:<{widths[0]}}  "
+                f"{'  '.join(f'{c:>{w}}' for c, w in zip(cells_, widths[1:], strict=True))}"
+            )
         if (rest := len(found["rows"]) - MOST_LEARNED) > 0:
             say(f"  … and {rest} more rows, in the report and in result.json")
 
 
 def line(content: Mapping[str, Any]) -> str:
-    """The result in `comparison.json` in one line: the verdict or, without one, the main metric of each method."""
+    """The result in `comparison.json` in one line: the verdict or, without one, the main metric of
+    each method.
+    """
     found = Comparison(**content)
     best, score = verdict(found), metrics(found)[found.metric]
-    values = {m.name: (m.scores if found.joint else m.accuracies)[found.metric].mean for m in found.methods}
-    texts = [f"{name}: {found.metric} {_plain(fmt.metric(value, score.share))}" for name, value in values.items()]
+    values = {
+        m.name: (m.scores if found.joint else m.accuracies)[found.metric].mean
+        for m in found.methods
+    }
+    texts = [
+        f"{name}: {found.metric} {_plain(fmt.metric(value, score.share))}"
+        for name, value in values.items()
+    ]
     return _plain(best.text) if best else "; ".join(texts)
 
 
 def _accuracies(found: Comparison) -> dict[Metric, str]:
-    """The accuracies of horizontal methods and their headings. With unseen clients, training clients have one column
-    only, to fit 80 characters."""
+    """The accuracies of horizontal methods and their headings. With unseen clients, training
+    clients have one column only, to fit 80 characters.
+    """
     names = {metric: metric.eval_mode for m in found.methods for metric in m.eval_modes}
     if found.unseen and names:
         trained = found.metric.training
@@ -118,13 +163,19 @@ def _scores(found: Comparison) -> dict[Metric, str]:
     """The scores of vertical methods and their headings."""
     scores = metrics(found)
     if Metric("rare recall") in scores:  # to fit 80 characters
-        scores = {one: score for one, score in scores.items() if one.name not in ("balanced accuracy", "auc")}
+        scores = {
+            one: score
+            for one, score in scores.items()
+            if one.name not in ("balanced accuracy", "auc")
+        }
     return {one: SHORT.get(one.name, score.title) for one, score in scores.items()}
 
 
 def _show(shown: PageTable, out: Console, omitted: Collection[str] = ()) -> None:
-    """Print a table of the page without the columns `omitted`. In a narrow terminal, columns that `OMITTED` names, and
-    then all that do not fit, stand in further tables below it, each with the first column."""
+    """Print a table of the page without the columns `omitted`. In a narrow terminal, columns that
+    `OMITTED` names, and then all that do not fit, stand in further tables below it, each with the
+    first column.
+    """
     every = [n for n, name in enumerate(shown.columns) if name not in omitted]
     later = [n for name in OMITTED for n in every if shown.columns[n] == name]
     for count in range(len(later) + 1):
@@ -148,28 +199,44 @@ def _pieces(shown: PageTable, columns: Sequence[int], out: Console) -> Iterator[
 
 
 def _fits(shown: PageTable, kept: Sequence[int], out: Console) -> bool:
-    return out.measure(_table(shown, kept), options=out.options.update(width=1000)).maximum <= out.width
+    return (
+        out.measure(_table(shown, kept), options=out.options.update(width=1000)).maximum
+        <= out.width
+    )
 
 
 def _table(shown: PageTable, kept: Sequence[int], fold: bool = False) -> Table:
-    """The columns `kept` of a table of the page; with `fold` cells that are wider than the terminal are continued in
-    the next line."""
+    """The columns `kept` of a table of the page; with `fold` cells that are wider than the terminal
+    are continued in the next line.
+    """
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for n in kept:
         heading = textwrap.fill(shown.columns[n], 10)
         table.add_column(
-            heading, justify="left" if n < shown.words else "right", no_wrap=not fold or n > 0, overflow="fold"
+            heading,
+            justify="left" if n < shown.words else "right",
+            no_wrap=not fold or n > 0,
+            overflow="fold",
         )
     for row in shown.rows:
         texts = [escape(_plain(row[n].text)) for n in kept]
-        table.add_row(*(f"[bold]{text}[/]" if row[n].best else text for n, text in zip(kept, texts, strict=True)))
+        table.add_row(
+            *(
+                f"[bold]{text}[/]" if row[n].best else text
+                for n, text in zip(kept, texts, strict=True)
+            )
+        )
     return table
 
 
 def _show_networks(found: Comparison, out: Console) -> None:
     """The accuracy by the clients' network or black box, and the gain over a method."""
     rows = [
-        cells(name, str(count), *(fmt.with_gain(mean, gain, found.metric.share) for mean, gain in values))
+        cells(
+            name,
+            str(count),
+            *(fmt.with_gain(mean, gain, found.metric.share) for mean, gain in values),
+        )
         for name, count, values in found.networks
     ]
     table = PageTable("", ["model", "clients", *(m.name for m in found.methods)], rows)
@@ -177,7 +244,10 @@ def _show_networks(found: Comparison, out: Console) -> None:
         return
     _show(table, out)
     if found.gains_over and len(found.methods) > 1:
-        text = f"in brackets: gain over {found.gains_over}{' in points' * found.metric.share}, same clients"
+        text = (
+            f"in brackets: gain over {found.gains_over}{' in points' * found.metric.share}, same "
+            "clients"
+        )
         out.print(text, markup=False, soft_wrap=True)
 
 
@@ -190,7 +260,11 @@ def _show_score_differences(found: Comparison, titles: Mapping[Metric, str], out
         texts = [f"{each[0].first} - {each[0].other}"]
         for name, d in zip(pairs, each, strict=True):
             share = SCORES[name].share
-            spread = "" if d.std_over_seeds is None else f" ±{fmt.standard_deviation(d.std_over_seeds, share)}"
+            spread = (
+                ""
+                if d.std_over_seeds is None
+                else f" ±{fmt.standard_deviation(d.std_over_seeds, share)}"
+            )
             texts.append("" if d.mean is None else fmt.difference(d.mean, share) + spread)
         rows.append(cells(*texts))
     if rows:

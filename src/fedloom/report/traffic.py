@@ -13,8 +13,8 @@ from fedloom.report.schema import LedgerRow
 from fedloom.report.styles import series_style
 
 ACTIVE_PARTY = (
-    "The first party is colocated with the active party. Messages between them are not counted, nor are messages of an "
-    "evaluation."
+    "The first party is colocated with the active party. Messages between them are not counted, "
+    "nor are messages of an evaluation."
 )
 
 
@@ -25,7 +25,11 @@ def traffic(run: Run) -> PageSection:
         kinds.setdefault((flow.sender, flow.receiver, flow.kind), []).append(flow)
     columns = ("From → to", "Message", "Content", "Messages", "Tensor data", "On the wire")
     caption = "All messages of the run by called method"
-    tables = [PageTable(caption, columns, [_kind(flows) for flows in kinds.values()], words=3)] if kinds else []
+    tables = (
+        [PageTable(caption, columns, [_kind(flows) for flows in kinds.values()], words=3)]
+        if kinds
+        else []
+    )
     phases = {phase: seconds for phase, seconds in run.summary.seconds.items() if phase != "total"}
     if phases:
         tables.append(_times(phases))
@@ -33,7 +37,12 @@ def traffic(run: Run) -> PageSection:
     if not run.summary.scores:
         return PageSection("Traffic and time", text=[text], tables=tables)
     flows = _by_round(run)
-    return PageSection("Traffic and time", text=[text, ACTIVE_PARTY], tables=tables, figures=[flows] if flows else [])
+    return PageSection(
+        "Traffic and time",
+        text=[text, ACTIVE_PARTY],
+        tables=tables,
+        figures=[flows] if flows else [],
+    )
 
 
 def _by_round(run: Run) -> Figure | None:
@@ -52,7 +61,9 @@ def _by_round(run: Run) -> Figure | None:
         Line(name, x, sizes, series_style(number))
         for number, (name, sizes) in enumerate(zip(sizes_of, seen, strict=True))
     ]
-    most = fmt.together([f"{name} at most {fmt.size(sizes.max())}" for name, sizes in sizes_of.items()])
+    most = fmt.together(
+        [f"{name} at most {fmt.size(sizes.max())}" for name, sizes in sizes_of.items()]
+    )
     alt = f"Tensor data by round: {most}."
     svg, legend = plots.chart("flows", alt, lines, across="round", form_y=plots.volume)
     return Figure("Tensor data of each round", svg, legend)
@@ -62,7 +73,9 @@ def _kind(flows: Sequence[LedgerRow]) -> list[PageCell]:
     """One row for the messages of a kind; their content may change during the run."""
     contents = list(dict.fromkeys(flow.what for flow in flows))
     more = f", and {fmt.times(len(contents) - 1, 'other form')}" if len(contents) > 1 else ""
-    count, size, wire = (sum(getattr(flow, key) for flow in flows) for key in ("count", "bytes", "wire_bytes"))
+    count, size, wire = (
+        sum(getattr(flow, key) for flow in flows) for key in ("count", "bytes", "wire_bytes")
+    )
     return cells(
         f"{flows[0].sender} → {flows[0].receiver}",
         flows[0].kind,
@@ -76,7 +89,11 @@ def _kind(flows: Sequence[LedgerRow]) -> list[PageCell]:
 def _times(phases: dict[str, float]) -> PageTable:
     total = sum(phases.values()) or 1.0
     rows = [
-        cells(phase, fmt.duration(seconds), PageCell(fmt.percent(seconds / total), share=seconds / total))
+        cells(
+            phase,
+            fmt.duration(seconds),
+            PageCell(fmt.percent(seconds / total), share=seconds / total),
+        )
         for phase, seconds in phases.items()
     ]
     return PageTable("Wall time by phase", ("Phase", "Time", "Share"), rows)

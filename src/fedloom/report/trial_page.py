@@ -26,7 +26,17 @@ from fedloom.experiment.trial.words import (
     titles,
 )
 from fedloom.report import formatting as fmt
-from fedloom.report.page import Details, Figure, Page, PageCell, PageSection, PageTable, Tile, cells, render
+from fedloom.report.page import (
+    Details,
+    Figure,
+    Page,
+    PageCell,
+    PageSection,
+    PageTable,
+    Tile,
+    cells,
+    render,
+)
 
 LONGEST = 26
 """Characters of an owner's name in the picture of gains."""
@@ -44,13 +54,17 @@ COLORS = {
 
 
 def html(result: TrialResult, name: str, recipe: str = "recipe.toml") -> str:
-    """The page as HTML. `name` is that of the data, `recipe` the path of the file that has the recipe."""
+    """The page as HTML. `name` is that of the data, `recipe` the path of the file that has the
+    recipe.
+    """
     return render(page(result, name, recipe))
 
 
 def page(result: TrialResult, name: str, recipe: str = "recipe.toml") -> Page:
     """The page of a trial: see `html`."""
-    counts = {kind: [n for n, card in result.owners.items() if card.decision == kind] for kind in COLORS}
+    counts = {
+        kind: [n for n, card in result.owners.items() if card.decision == kind] for kind in COLORS
+    }
     card = next(iter(result.owners.values()))
     metric, gain = score_name(result.metric), result.overall["gain"]
     told = [
@@ -71,13 +85,16 @@ def page(result: TrialResult, name: str, recipe: str = "recipe.toml") -> Page:
     if result.by_columns:
         return Page(
             title=f"Do other columns help? {name}",
-            subtitle=f"{result.split}, seed {result.seed}, {fmt.duration(result.seconds)}; fedloom {__version__}",
+            subtitle=f"{result.split}, seed {result.seed}, {fmt.duration(result.seconds)}; fedloom "
+            f"{__version__}",
             lead=answer(result),
             tiles=tiles[-1:],
             sections=[
                 _cards(result, metric),
                 PageSection(
-                    "What next", text=["This measures methods of columns:"], command=f"{COMPARE} {shlex.quote(recipe)}"
+                    "What next",
+                    text=["This measures methods of columns:"],
+                    command=f"{COMPARE} {shlex.quote(recipe)}",
                 ),
                 *_notes(result),
                 _methods(result),
@@ -101,8 +118,11 @@ def page(result: TrialResult, name: str, recipe: str = "recipe.toml") -> Page:
 
 
 def _partners(result: TrialResult) -> list[PageSection]:
-    """How each owner's model does on the others' rows, and whose model helps whom; [] if it is not known."""
-    names, found = list(result.owners), {n: c.partners for n, c in result.owners.items() if c.partners is not None}
+    """How each owner's model does on the others' rows, and whose model helps whom; [] if it is not
+    known.
+    """
+    names = list(result.owners)
+    found = {n: c.partners for n, c in result.owners.items() if c.partners is not None}
     if not found or len(names) > WIDEST:
         return []
     rows = []
@@ -113,22 +133,31 @@ def _partners(result: TrialResult) -> list[PageSection]:
         advice = f"{', '.join(one.advised)} ({signed(one.gain)})" if one.gain is not None else "–"
         rows.append(
             cells(
-                name, *(PageCell(_of_partner(one.scores, j, i, result.metric)) for j in range(len(names))),
-                PageCell(some(helps, FEW) or "–"), PageCell(advice),
+                name,
+                *(
+                    PageCell(_of_partner(one.scores, j, i, result.metric))
+                    for j in range(len(names))
+                ),
+                PageCell(some(helps, FEW) or "–"),
+                PageCell(advice),
             )
-        )  # fmt: skip
+        )
     caption = (
-        f"Each row: the {score_name(result.metric)} of an owner's rows by its own model, and how far the model of each "
-        f"other owner is from it ({'less' if result.metric in LOSSES else 'more'} is better). Helped by: without these "
-        "owners' models, the loss of the mean of all models rises, so they are missed if they leave. Better group: "
-        "owners whose mean is shown to be better than that of all, with the gain."
+        f"Each row: the {score_name(result.metric)} of an owner's rows by its own model, and how "
+        "far the model of each other owner is from it "
+        f"({'less' if result.metric in LOSSES else 'more'} is better). Helped by: without these "
+        "owners' models, the loss of the mean of all models rises, so they are missed if they "
+        "leave. Better group: owners whose mean is shown to be better than that of all, with the "
+        "gain."
     )
     head = ("rows of", *(f"model of {name}" for name in names), "helped by", "better group")
     return [PageSection("Partners", text=[], tables=[PageTable(caption, head, rows, words=1)])]
 
 
 def _of_partner(scores: Sequence[float | None], j: int, me: int, metric: str) -> str:
-    """The score of owner `me` by its own model, or how much more owner j's model has; of a loss more is worse."""
+    """The score of owner `me` by its own model, or how much more owner j's model has; of a loss
+    more is worse.
+    """
     score, own = scores[j], scores[me]
     if score is None or own is None:
         return "–"
@@ -147,14 +176,21 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
         rows.append(
             cells(
                 PageCell(name),
-                PageCell(heading(card), strong=card.decision == "join", below=evidence_of(card, result.metric)),
+                PageCell(
+                    heading(card),
+                    strong=card.decision == "join",
+                    below=evidence_of(card, result.metric),
+                ),
                 PageCell(next_step(card, by_columns=result.by_columns)),
                 PageCell(f"{card.rows:,}"),
                 *(PageCell(score) for score in scores),
                 *([PageCell(_calibration(card))] if calibrated else []),
             )
         )
-    caption = f"{metric[0].upper()}{metric[1:]} of every row, by models that did not see it. P: probability."
+    caption = (
+        f"{metric[0].upper()}{metric[1:]} of every row, by models that did not see it. P: "
+        "probability."
+    )
     if calibrated:
         caption += (
             f" Calibration: how far probabilities are from what comes true, alone and "
@@ -163,8 +199,8 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
     plot = Figure(
         f"Gain in {metric}: {_measured(result)}",
         _forest_plot(result),
-        caption=f"The gain{'' if result.by_columns else ' by own rows'} and its 95 % interval. Dashed: the smallest "
-        f"gain that is worth it, {_amount(result.worth, 'g', result)}.",
+        caption=f"The gain{'' if result.by_columns else ' by own rows'} and its 95 % interval. "
+        f"Dashed: the smallest gain that is worth it, {_amount(result.worth, 'g', result)}.",
         wide=True,
     )
     people = ("people", "decision", "next", "rows", "alone", "joint")
@@ -172,17 +208,24 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
     head = (*(people if result.by_columns else owners), *(["calibration"] if calibrated else []))
     table = PageTable(caption, head, rows, words=3)
     return PageSection(
-        "People" if result.by_columns else "Owners", text=[_sides(result)], figures=[plot], tables=[table]
+        "People" if result.by_columns else "Owners",
+        text=[_sides(result)],
+        figures=[plot],
+        tables=[table],
     )
 
 
 def _sides(result: TrialResult) -> str:
     """What is compared."""
     if result.by_columns:
-        return "Alone: models of the first file's columns. Joint: models of all files' columns in one place."
+        return (
+            "Alone: models of the first file's columns. Joint: models of all files' columns in "
+            "one place."
+        )
     return (
-        "Alone: the best model of an owner's own rows. Federated: the best model that the owners train together by "
-        "messages, while rows stay where they are. Pooled: models of all rows in one place, only to compare."
+        "Alone: the best model of an owner's own rows. Federated: the best model that the owners "
+        "train together by messages, while rows stay where they are. Pooled: models of all rows "
+        "in one place, only to compare."
     )
 
 
@@ -194,15 +237,18 @@ def _next(result: TrialResult, recipe: str) -> PageSection:
         points.append("Join: owners who join train together, and compare on their next rows.")
     if "undecided" in found:
         points.append(
-            "Undecided: these rows show neither that joining helps nor that it does not. Collect the rows that the "
-            "table names and try again, or decide by what joining costs."
+            "Undecided: these rows show neither that joining helps nor that it does not. Collect "
+            "the rows that the table names and try again, or decide by what joining costs."
         )
     if found & {"same", "alone"}:
-        points.append("No difference, or stay alone: train alone. Others may still gain from your model.")
+        points.append(
+            "No difference, or stay alone: train alone. Others may still gain from your model."
+        )
     text = f"Best federated: {card.method} ({method_title(result)})."
     more = (
-        "The command trains the best federated, here with the rows of all owners, in the folder where the trial ran. "
-        "With each owner's rows in its own organization, owners start nodes: fedloom certs and fedloom node."
+        "The command trains the best federated, here with the rows of all owners, in the folder "
+        "where the trial ran. With each owner's rows in its own organization, owners start "
+        "nodes: fedloom certs and fedloom node."
     )
     command = f"fedloom run {shlex.quote(recipe)}"
     return PageSection("What next", text=[text], points=[*points, more], command=command)
@@ -226,7 +272,11 @@ def _amount(gain: float, form: str, result: TrialResult) -> str:
 def _measured(result: TrialResult) -> str:
     """What a gain is."""
     joint = "joint" if result.by_columns else "federated"
-    return f"how much lower it is {joint} than alone" if result.metric in LOSSES else f"{joint} minus alone"
+    return (
+        f"how much lower it is {joint} than alone"
+        if result.metric in LOSSES
+        else f"{joint} minus alone"
+    )
 
 
 def _forest_plot(result: TrialResult) -> Markup:
@@ -245,35 +295,47 @@ def _forest_plot(result: TrialResult) -> Markup:
         return left + width * (min(max(value, low), high) - low) / (high - low)
 
     parts = [
-        f'<line x1="{x(0):.1f}" x2="{x(0):.1f}" y1="6" y2="{height - 28}" style="stroke:var(--ink)"/>',
+        f'<line x1="{x(0):.1f}" x2="{x(0):.1f}" y1="6" y2="{height - 28}" '
+        'style="stroke:var(--ink)"/>',
         f'<line x1="{x(result.worth):.1f}" x2="{x(result.worth):.1f}" y1="6" y2="{height - 28}" '
         'style="stroke:var(--soft);stroke-dasharray:4 3"/>',
     ]
     for tick in _ticks(low, high):
         number = _amount(tick, "+.3g", result).replace("-", "−") if abs(tick) > 1e-9 else "0"
         parts.append(
-            f'<text x="{x(tick):.1f}" y="{height - 8}" text-anchor="middle" font-size="12" fill="var(--soft)">'
+            f'<text x="{x(tick):.1f}" y="{height - 8}" text-anchor="middle" font-size="12" '
+            'fill="var(--soft)">'
             f"{number}</text>"
         )
     for place, (name, card) in enumerate(zip(names, result.owners.values(), strict=True)):
         y, color = 20 + step * place, COLORS[card.decision]
-        start = f'<text x="{left - 14}" y="{y + 4}" text-anchor="end" font-size="13" fill="var(--ink)">'
+        start = (
+            f'<text x="{left - 14}" y="{y + 4}" text-anchor="end" font-size="13" fill="var(--ink)">'
+        )
         parts.append(f"{start}{escape(name)}</text>")
         if card.gain is not None and card.low is not None and card.high is not None:
             parts.append(
-                f'<line x1="{x(card.low):.1f}" x2="{x(card.high):.1f}" y1="{y}" y2="{y}" style="stroke:{color};'
+                f'<line x1="{x(card.low):.1f}" x2="{x(card.high):.1f}" y1="{y}" y2="{y}" '
+                f'style="stroke:{color};'
                 f'stroke-width:3"><title>{escape(sentence(card, result.metric))}</title></line>'
             )
             parts.append(f'<circle cx="{x(card.gain):.1f}" cy="{y}" r="5" style="fill:{color}"/>')
     fits = "min-width:0;max-width:30rem;margin-left:0"  # a phone shows all of it, without scrolling
     box = f"0 0 {left + width + 15} {height}"
-    head = f'<svg role="img" aria-label="gain and interval of each owner" viewBox="{box}" style="{fits}">'
+    head = (
+        f'<svg role="img" aria-label="gain and interval of each owner" viewBox="{box}" '
+        f'style="{fits}">'
+    )
     return Markup(head + "".join(parts) + "</svg>")
 
 
 def _ticks(low: float, high: float) -> list[float]:
     """Five round numbers at most, so that they do not touch."""
-    step = next(s for s in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if (high - low) / s <= 4.5 or s == 1.0)
+    step = next(
+        s
+        for s in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+        if (high - low) / s <= 4.5 or s == 1.0
+    )
     first = -(-low // step)
     return [round((first + k) * step, 6) for k in range(20) if (first + k) * step <= high]
 
@@ -289,7 +351,10 @@ def _reveals(result: TrialResult, card: OwnerCard) -> PageSection:
         )
         for message in result.revealed
     ]
-    caption = f"All messages of one run of {card.method}, from its ledger. Rows and labels never leave an owner."
+    caption = (
+        f"All messages of one run of {card.method}, from its ledger. Rows and labels never leave "
+        "an owner."
+    )
     table = PageTable(caption, ("from → to", "kind", "content", "size", "messages"), rows, words=3)
     text = f"An owner sends {fmt.size(card.sent)} and receives {fmt.size(card.received)} in a run."
     return PageSection("Messages by sender and receiver", text=[text], tables=[table])
@@ -300,13 +365,23 @@ def _methods(result: TrialResult) -> PageSection:
     chosen = [cells(name, side, f"{count}") for name, count in result.chosen.items()]
     chosen += [cells(name, "alone", f"{count}") for name, count in result.chosen_alone.items()]
     table = PageTable(
-        "Number of folds in which each was chosen on the other folds", ("candidate", "for", "folds"), chosen, words=2
+        "Number of folds in which each was chosen on the other folds",
+        ("candidate", "for", "folds"),
+        chosen,
+        words=2,
     )
     reasons = [cells(name, reason) for name, reason in result.infeasible.items()]
     reasons += [cells(name, "feasible; add it with --method") for name in result.not_tried]
-    left_out = PageTable("Methods that were left out", ("method", "reason"), reasons, words=2, prose=True)
-    tried = f"Candidates for {'joint' if result.by_columns else 'federating'}: {'; '.join(result.tried)}."
-    recipe = "; ".join(f"{name} = {value}" for name, value in result.recipe.items() if name != "data")
+    left_out = PageTable(
+        "Methods that were left out", ("method", "reason"), reasons, words=2, prose=True
+    )
+    tried = (
+        f"Candidates for {'joint' if result.by_columns else 'federating'}: "
+        f"{'; '.join(result.tried)}."
+    )
+    recipe = "; ".join(
+        f"{name} = {value}" for name, value in result.recipe.items() if name != "data"
+    )
     best = f"Recipes: federated, {recipe}; alone, {result.alone}."
     if result.by_columns:
         best = f"Alone: {result.alone}."

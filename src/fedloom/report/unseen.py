@@ -23,7 +23,9 @@ NAMED = 20
 
 
 def unseen_of_run(run: Run) -> PageSection | None:
-    """The unseen clients of a run, and the accuracy of both groups, unadapted and in each evaluation mode."""
+    """The unseen clients of a run, and the accuracy of both groups, unadapted and in each
+    evaluation mode.
+    """
     s = run.summary
     if not s.unseen:
         return None
@@ -36,7 +38,12 @@ def unseen_of_run(run: Run) -> PageSection | None:
     if not pairs:
         return PageSection(HEADING, text=text)
     rows = [
-        cells(eval_mode, _spread(a, share), _spread(b, share), fmt.difference(float(a.mean() - b.mean()), share))
+        cells(
+            eval_mode,
+            _spread(a, share),
+            _spread(b, share),
+            fmt.difference(float(a.mean() - b.mean()), share),
+        )
         for eval_mode, (a, b) in pairs.items()
     ]
     means = {eval_mode: (float(a.mean()), float(b.mean())) for eval_mode, (a, b) in pairs.items()}
@@ -45,7 +52,12 @@ def unseen_of_run(run: Run) -> PageSection | None:
         chance = s.most_frequent(unadapted)
         means[chance] = unseen, training
         rows.append(cells(chance, fmt.metric(unseen, share), fmt.metric(training, share), fmt.NONE))
-    columns = ("Evaluation mode", "Unseen clients", "Training clients", "Difference" + " in points" * share)
+    columns = (
+        "Evaluation mode",
+        "Unseen clients",
+        "Training clients",
+        "Difference" + " in points" * share,
+    )
     table = PageTable("Mean ± s.d. over clients", columns, rows)
     return PageSection(HEADING, text=text, figures=[_figure(s, means)], tables=[table])
 
@@ -64,17 +76,25 @@ def _figure(s: RunSummary, means: dict[str, tuple[float, float]]) -> Figure:
     )
     rows = "in each client's own class mix" if s.own else f"of {s.tested}"
     caption = (
-        f"{fmt.capital(noun)} at the end on test rows {rows}. The numbers on the right are those of unseen clients."
+        f"{fmt.capital(noun)} at the end on test rows {rows}. The numbers on the right are those "
+        "of unseen clients."
     )
     return Figure("Unseen and training clients", svg, legend, caption)
 
 
 def unseen_of_comparison(found: Comparison) -> list[PageSection]:
-    """The unseen clients of a comparison, and the accuracy of both groups by method and evaluation mode."""
+    """The unseen clients of a comparison, and the accuracy of both groups by method and evaluation
+    mode.
+    """
     if not found.unseen:
         return []
-    names = "; ".join(f"in seed {seed}, {_listed(map(str, clients))}" for seed, clients in found.unseen.items())
-    text = [f"Some clients took part in no round, received no message, and are used for evaluation only: {names}."]
+    names = "; ".join(
+        f"in seed {seed}, {_listed(map(str, clients))}" for seed, clients in found.unseen.items()
+    )
+    text = [
+        "Some clients took part in no round, received no message, and are used for evaluation "
+        f"only: {names}."
+    ]
     every = in_order({metric.mode: None for m in found.methods for metric in m.eval_modes})
     tables = []
     unadapted, main = replace(found.on_own, mode=UNADAPTED), found.on_own
@@ -87,8 +107,13 @@ def unseen_of_comparison(found: Comparison) -> list[PageSection]:
         over = " and seeds" if any(len(m.seeds) > 1 for m in found.methods) else ""
         caption = f"{group} clients: {main.noun} {found.describe(main)}, mean over clients{over}"
         if (chance := found.chance_of(metric)) is not None:
-            caption += f"; always predicting {found.most_frequent(metric)} gives {fmt.metric(chance, main.share)}"
-        tables.append(PageTable(caption, ("Method", *(fmt.capital(eval_mode) for eval_mode in every)), rows))
+            caption += (
+                f"; always predicting {found.most_frequent(metric)} gives "
+                f"{fmt.metric(chance, main.share)}"
+            )
+        tables.append(
+            PageTable(caption, ("Method", *(fmt.capital(eval_mode) for eval_mode in every)), rows)
+        )
     return [PageSection(HEADING, text=text, tables=tables if every else [])]
 
 
@@ -97,13 +122,22 @@ def _bar(value: float, share: bool) -> PageCell:
 
 
 def in_order(eval_modes: Iterable[str]) -> list[str]:
-    """Evaluation modes by the number of steps at their start, as in `5 steps`; others keep their order."""
+    """Evaluation modes by the number of steps at their start, as in `5 steps`; others keep their
+    order.
+    """
     numbers = [(re.match(r"\d+", eval_mode), eval_mode) for eval_mode in eval_modes]
-    return [eval_mode for _, eval_mode in sorted(numbers, key=lambda pair: int(pair[0].group()) if pair[0] else -1)]
+    return [
+        eval_mode
+        for _, eval_mode in sorted(
+            numbers, key=lambda pair: int(pair[0].group()) if pair[0] else -1
+        )
+    ]
 
 
 def _pairs(s: RunSummary) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The accuracies of unseen and of training clients by evaluation mode, and unadapted unless that is a mode."""
+    """The accuracies of unseen and of training clients by evaluation mode, and unadapted unless
+    that is a mode.
+    """
     modes = {metric.mode: metric for metric in s.eval_modes if not metric.group}
     found = {
         eval_mode: (
@@ -126,4 +160,8 @@ def _listed(names: Iterable[str]) -> str:
     """All names, or the first few."""
     every = list(names)
     left = len(every) - NAMED
-    return fmt.together(every) if left <= 0 else f"{', '.join(every[:NAMED])} and {fmt.whole(left)} more"
+    return (
+        fmt.together(every)
+        if left <= 0
+        else f"{', '.join(every[:NAMED])} and {fmt.whole(left)} more"
+    )

@@ -8,7 +8,16 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.problems import problems
@@ -20,7 +29,9 @@ from fedloom.report.metrics import RunMetric, Unit
 SettingValues: TypeAlias = dict[str, Any]
 """Values by dotted keys, such as `params.lr`."""
 CHECKED = 2000
-"""Maximum number of combinations checked in advance; above it, only those within each table are checked."""
+"""Maximum number of combinations checked in advance; above it, only those within each table are
+checked.
+"""
 SHOWN = 20
 """Maximum number of invalid combinations listed."""
 
@@ -42,7 +53,9 @@ class Range(_SweepModel):
     @model_validator(mode="after")
     def _order(self) -> "Range":
         if self.low >= self.high:
-            raise ValueError(f"low must be less than high, but low is {self.low:g} and high {self.high:g}")
+            raise ValueError(
+                f"low must be less than high, but low is {self.low:g} and high {self.high:g}"
+            )
         if self.log and self.low <= 0:
             raise ValueError(f"low must be above 0 on a logarithmic scale, not {self.low:g}")
         if self.int and (self.low % 1 or self.high % 1):
@@ -51,7 +64,9 @@ class Range(_SweepModel):
 
     def samples(self) -> list[float]:
         """The ends and a value between, to check that the interval is valid."""
-        between = (self.low * self.high) ** 0.5 if self.log else self.low + 0.37 * (self.high - self.low)
+        between = (
+            (self.low * self.high) ** 0.5 if self.log else self.low + 0.37 * (self.high - self.low)
+        )
         found = [self.low, between, self.high]
         return [round(value) for value in found] if self.int else found
 
@@ -68,26 +83,36 @@ class SweepConfig(_SweepModel):
     """`[sweep]`."""
 
     search: Literal["grid", "random", "tpe"] = "grid"
-    """`grid`: all combinations. `random`: random search. `tpe`: Optuna's tree-structured Parzen estimator."""
+    """`grid`: all combinations. `random`: random search. `tpe`: Optuna's tree-structured Parzen
+    estimator.
+    """
     over: list[Over] = Field(min_length=1)
-    """Varied settings. Several tables are searched in sequence, each with the best values of the earlier ones."""
+    """Varied settings. Several tables are searched in sequence, each with the best values of the
+    earlier ones.
+    """
     trials: int | None = Field(None, ge=1)
     """random and tpe: number of trials per table; None for 20."""
     together: int = Field(4, ge=1)
-    """tpe: number of trials proposed at a time, which can run in parallel; more make the search less informed."""
+    """tpe: number of trials proposed at a time, which can run in parallel; more make the search
+    less informed.
+    """
     seed: int = Field(0, ge=0, lt=2**32)
     """random and tpe: seed of the draws. Seeds of runs are `seeds`."""
     metric: str = Field("accuracy", min_length=1)
     """The metric to optimize: see docs/sweep.md."""
     better: Literal["higher", "lower"] | None = None
-    """Direction; None for lower of a loss, an error, bytes, rounds, seconds or an attack, and higher of all others."""
+    """Direction; None for lower of a loss, an error, bytes, rounds, seconds or an attack, and
+    higher of all others.
+    """
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     """Seeds of each trial, which is ranked by its mean."""
     validation: float = Field(0.25, ge=0, lt=1)
-    """Share of the training rows on which settings are compared; 0 compares them on the test rows."""
+    """Share of the training rows on which settings are compared; 0 compares them on the test rows.
+    """
     confirm: tuple[int, ...] = ()
-    """Further seeds, to run the best and the file's own setting with at the end, on all training rows and the test
-    rows."""
+    """Further seeds, to run the best and the file's own setting with at the end, on all training
+    rows and the test rows.
+    """
 
     @field_validator("over", mode="before")
     @classmethod
@@ -121,14 +146,17 @@ class SweepConfig(_SweepModel):
             if isinstance(values, Range):
                 if self.search == "grid":
                     raise ValueError(
-                        f"{key} is an interval, but a grid needs a list of values. List them, or set search = 'random'."
+                        f"{key} is an interval, but a grid needs a list of values. List them, or "
+                        "set search = 'random'."
                     )
             elif not values:
                 raise ValueError(f"{key} has no values. List at least one.")
             elif any(value in values[:i] for i, value in enumerate(values)):
                 raise ValueError(f"{key} lists a value twice")
         if self.search == "grid" and self.trials is not None:
-            raise ValueError("trials is valid for random and tpe only; a grid runs all combinations. Remove it.")
+            raise ValueError(
+                "trials is valid for random and tpe only; a grid runs all combinations. Remove it."
+            )
         if both := sorted({*self.seeds} & {*self.confirm}):
             raise ValueError(f"confirm must not share seeds with seeds, but both list {both[0]}")
         return self
@@ -216,7 +244,10 @@ class Sweep:
 
 
 def read(
-    source: str, overrides: Sequence[str] = (), seeds: Sequence[int] | None = None, trust: Collection[str] = ()
+    source: str,
+    overrides: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
+    trust: Collection[str] = (),
 ) -> Sweep:
     """Read a sweep from a TOML file.
 
@@ -227,14 +258,16 @@ def read(
         trust: code that a file outside the working folder may name.
 
     Raises:
-        ConfigError: keys, values or combinations of values are invalid; the message lists all problems, one per line.
+        ConfigError: keys, values or combinations of values are invalid; the message lists all
+            problems, one per line.
     """
     values = read_values(source, overrides, trust=trust)
     if "compare" in values:
         raise ConfigError("[compare] and [sweep] cannot be combined. Remove one.")
     if "sweep" not in values:
         raise ConfigError(
-            f"{source} has no table [sweep]. Add one that lists the settings to vary (see docs/sweep.md)."
+            f"{source} has no table [sweep]. Add one that lists the settings to vary (see "
+            "docs/sweep.md)."
         )
     given, title = values.pop("sweep"), str(values.pop("title", ""))
     if seeds is not None and isinstance(given, dict):
@@ -242,12 +275,18 @@ def read(
     try:
         config = SweepConfig.model_validate(given)
     except ValidationError as error:
-        raise ConfigError("\n".join(_plain(p) for p in problems(error, SweepConfig, "sweep"))) from None
+        raise ConfigError(
+            "\n".join(_plain(p) for p in problems(error, SweepConfig, "sweep"))
+        ) from None
     found = Sweep("sweep" if source == "-" else Path(source).stem, title, values, config)
     if found.own().data.validation or "data.validation" in config.keys:
-        raise ConfigError("data.validation is set by the sweep itself: set validation in [sweep] in its place")
+        raise ConfigError(
+            "data.validation is set by the sweep itself: set validation in [sweep] in its place"
+        )
     if config.search != "grid" and find_spec("optuna") is None:
-        raise ConfigError(f"sweep.search: {config.search} needs Optuna. Install it: pip install -e '.[sweep]'")
+        raise ConfigError(
+            f"sweep.search: {config.search} needs Optuna. Install it: pip install -e '.[sweep]'"
+        )
     if wrong := [*_invalid(found)]:
         more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
         raise ConfigError("\n".join([*wrong[:SHOWN], *more]))
@@ -256,7 +295,10 @@ def read(
 
 def setting_text(setting: SettingValues) -> str:
     """`params.lr = 0.01, params.tau = 5`."""
-    return ", ".join(f"{key} = {value_text(value)}" for key, value in setting.items()) or "as in the file"
+    return (
+        ", ".join(f"{key} = {value_text(value)}" for key, value in setting.items())
+        or "as in the file"
+    )
 
 
 def value_text(value: Any) -> str:
@@ -289,7 +331,9 @@ def _flat(values: Mapping[str, Any], at: str = "") -> dict[str, Any]:
 def _plain(problem: str) -> str:
     """A validation message without the tag of the union of lists and intervals."""
     if problem.startswith("sweep.over."):
-        problem = problem.replace(": must be a list, such as", ": must be a list or an interval, such as")
+        problem = problem.replace(
+            ": must be a list, such as", ": must be a list or an interval, such as"
+        )
     return problem.replace(".range", "").replace(".values", "")
 
 
@@ -306,7 +350,10 @@ def _invalid(sweep: Sweep) -> Iterator[str]:
         wrong: dict[str, list[tuple[int, ...]]] = {}
         for places in product(*(range(len(each)) for each in values.values())):
             try:
-                sweep.run({key: values[key][at] for key, at in zip(values, places, strict=True)}, sweep.config.seeds[0])
+                sweep.run(
+                    {key: values[key][at] for key, at in zip(values, places, strict=True)},
+                    sweep.config.seeds[0],
+                )
             except ConfigError as error:
                 for line in str(error).splitlines():
                     wrong.setdefault(line, []).append(places)
@@ -315,7 +362,9 @@ def _invalid(sweep: Sweep) -> Iterator[str]:
                 yield f"{setting_text(setting)}: {line}"
 
 
-def _fewest(values: Mapping[str, Sequence[Any]], wrong: Sequence[tuple[int, ...]]) -> Iterator[SettingValues]:
+def _fewest(
+    values: Mapping[str, Sequence[Any]], wrong: Sequence[tuple[int, ...]]
+) -> Iterator[SettingValues]:
     """The smallest sets of values that describe exactly the invalid combinations."""
     keys = [*values]
     for size in range(1, len(keys) + 1):

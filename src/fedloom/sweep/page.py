@@ -33,7 +33,9 @@ LONG = 12
 
 @dataclass(frozen=True)
 class SettingDifference:
-    """One setting minus another, by seed, on the seeds of the search or on the confirming ones (`on`)."""
+    """One setting minus another, by seed, on the seeds of the search or on the confirming ones
+    (`on`).
+    """
 
     first: str
     other: str
@@ -52,9 +54,19 @@ class SettingDifference:
 
 
 def write(found: SweepResults, out: Path) -> Path:
-    """Write `index.html`, `table.md`, `trials.csv` and, once there is a best setting, `best.toml`; returns the page."""
+    """Write `index.html`, `table.md`, `trials.csv` and, once there is a best setting, `best.toml`;
+    returns the page.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    header = ["trial", "table", *found.sweep.config.keys, "purpose", "seed", found.sweep.config.metric, "state"]
+    header = [
+        "trial",
+        "table",
+        *found.sweep.config.keys,
+        "purpose",
+        "seed",
+        found.sweep.config.metric,
+        "state",
+    ]
     write_csv(out / "trials.csv", [*header, "folder"], _rows(found, out))
     if found.ranked:
         best = found.sweep.run(found.ranked[0].setting, found.sweep.config.seeds[0])
@@ -74,7 +86,11 @@ def _rows(found: SweepResults, out: Path) -> Iterator[list[object]]:
         setting = [trial.setting.get(key, "") for key in found.sweep.config.keys]
         stage = trial.stage if trial.number else ""
         for seed, folder in trial.folders.items():
-            result = [trial.values.get(seed, ""), found.ended[folder].state, folder.relative_to(out).as_posix()]
+            result = [
+                trial.values.get(seed, ""),
+                found.ended[folder].state,
+                folder.relative_to(out).as_posix(),
+            ]
             yield [trial.number, stage, *setting, purpose, seed, *result]
 
 
@@ -85,7 +101,10 @@ def lead(found: SweepResults) -> str:
         return f"No setting is finished on all seeds with a finite {config.metric} yet."
     best = found.ranked[0]
     text = f"The best of {fmt.times(len(found.ranked), 'setting')} by {config.ranked_by}, "
-    text += f"mean over {_seeds(config.seeds)}: {setting_text(best.setting)}, with {worth(found, best)}; "
+    text += (
+        f"mean over {_seeds(config.seeds)}: {setting_text(best.setting)}, with "
+        f"{worth(found, best)}; "
+    )
     if found.own_is_best:
         text += "that is the file's own setting, and none that was tried is better."
     else:
@@ -93,7 +112,11 @@ def lead(found: SweepResults) -> str:
     if found.confirmed:
         one, other = (worth(found, trial) for trial in found.confirmed)
         text += f" On {'test rows, with ' * bool(config.validation)}{_seeds(config.confirm)}"
-        text += f" it has {one}." if found.own_is_best else f", which the search did not see: {one} and {other}."
+        text += (
+            f" it has {one}."
+            if found.own_is_best
+            else f", which the search did not see: {one} and {other}."
+        )
     return text
 
 
@@ -102,7 +125,9 @@ def worth(found: SweepResults, trial: Trial) -> str:
     if math.isnan(trial.mean):
         return NONE
     unit, deviation = found.sweep.config.unit, trial.deviation
-    text = unit.spread(unit.factor * trial.mean, None if deviation is None else unit.factor * deviation)
+    text = unit.spread(
+        unit.factor * trial.mean, None if deviation is None else unit.factor * deviation
+    )
     return f"{text}{NBSP}{unit.name}".strip()
 
 
@@ -116,13 +141,16 @@ def _warnings(found: SweepResults) -> Iterator[str]:
     if found.stopped:
         yield "The sweep is not finished. Repeat the command to continue."
     if found.failed:
-        yield f"{fmt.capital(fmt.times(len(found.failed), 'run'))} failed. Repeat the command to try again."
+        yield (
+            f"{fmt.capital(fmt.times(len(found.failed), 'run'))} failed. Repeat the command to "
+            "try again."
+        )
     if not found.ranked:
         return
     rows = "validation rows" if config.validation else "test rows"
     yield (
-        f"The best setting was chosen by the {config.metric} shown here, on the same {rows} and seeds, so its value is "
-        "optimistic, the more so the more settings were tried."
+        f"The best setting was chosen by the {config.metric} shown here, on the same {rows} and "
+        "seeds, so its value is optimistic, the more so the more settings were tried."
     )
     unseen = "test rows" if config.validation else "seeds that the search did not see"
     if found.confirmed is None:
@@ -131,22 +159,32 @@ def _warnings(found: SweepResults) -> Iterator[str]:
     else:
         yield "Report the values on the confirming seeds."
         if _same_test(found):
-            yield "They use the same test rows as the search, as the data set fixes them, and stay optimistic in this."
+            yield (
+                "They use the same test rows as the search, as the data set fixes them, and stay "
+                "optimistic in this."
+            )
     if len(config.seeds) == 1:
         yield "One seed does not show the variation between seeds."
     if moved := found.sweep.moves_data:
-        yield f"{fmt.together(moved)} changes the data, so settings with the same seed use different rows."
+        yield (
+            f"{fmt.together(moved)} changes the data, so settings with the same seed use "
+            "different rows."
+        )
 
 
 def _same_test(found: SweepResults) -> bool:
     """Whether all seeds, including the confirming ones, were tested on the same rows."""
     trials = (found.ranked[0], *(found.confirmed or ()))
     files = [folder / "result.json" for trial in trials for folder in trial.folders.values()]
-    return len({json.loads(file.read_text())["test_sha256"] for file in files if file.is_file()}) == 1
+    return (
+        len({json.loads(file.read_text())["test_sha256"] for file in files if file.is_file()}) == 1
+    )
 
 
 def pairs(found: SweepResults) -> list[SettingDifference]:
-    """The best minus the second and minus the file's own setting; the latter on the confirming seeds too."""
+    """The best minus the second and minus the file's own setting; the latter on the confirming
+    seeds too.
+    """
     if not found.ranked:
         return []
     best, *others = found.ranked
@@ -155,7 +193,9 @@ def pairs(found: SweepResults) -> list[SettingDifference]:
     chosen += [(*found.confirmed, "confirming", "best")] if found.confirmed else []
     made = []
     for first, other, on, name in chosen:
-        by_seed = {s: value - other.values[s] for s, value in first.values.items() if s in other.values}
+        by_seed = {
+            s: value - other.values[s] for s, value in first.values.items() if s in other.values
+        }
         if first.folders != other.folders and by_seed and all(map(math.isfinite, by_seed.values())):
             made.append(SettingDifference(name, other.name, on, by_seed))
     return made
@@ -165,7 +205,10 @@ def _page(found: SweepResults, out: Path) -> Page:
     sweep, config = found.sweep, found.sweep.config
     sections = []
     if found.ranked:
-        text = f"{fmt.capital(config.metric)} by seed: see the table of all settings. To run the best setting:"
+        text = (
+            f"{fmt.capital(config.metric)} by seed: see the table of all settings. To run the "
+            "best setting:"
+        )
         command = shlex.join(["fedloom", "run", str(out / BEST)])
         sections.append(PageSection("Best setting", text=[text], command=command))
     if differences := pairs(found):
@@ -190,7 +233,8 @@ def _differences(found: SweepResults, differences: Sequence[SettingDifference]) 
     unit, factor = found.sweep.config.unit, found.sweep.config.unit.factor
     rows, points = [], []
     for pair in differences:
-        mean, ends = factor * pair.mean, None if pair.ends is None else [factor * end for end in pair.ends]
+        mean = factor * pair.mean
+        ends = None if pair.ends is None else [factor * end for end in pair.ends]
         if ends is not None and unit.name == "%":
             ends = [max(-100.0, ends[0]), min(100.0, ends[1])]
         between = NONE if ends is None else " to ".join(unit.difference(end, mean) for end in ends)
@@ -198,10 +242,18 @@ def _differences(found: SweepResults, differences: Sequence[SettingDifference]) 
         rows.append(cells(name, pair.on, unit.difference(mean), between, str(len(pair.by_seed))))
         if ends is not None:
             apart = "not significant" if ends[0] <= 0 <= ends[1] else "significant at 95 %"
-            points.append(f"{name} on the {pair.on} seeds: {unit.difference(mean)}{unit.apart}; {apart}.")
-    caption = f"Paired by seed, in {unit.apart.strip() or 'the units of the metric'}; 95 % interval of Student's t"
+            points.append(
+                f"{name} on the {pair.on} seeds: {unit.difference(mean)}{unit.apart}; {apart}."
+            )
+    caption = (
+        f"Paired by seed, in {unit.apart.strip() or 'the units of the metric'}; 95 % interval of "
+        "Student's t"
+    )
     columns = ("Difference", "Seeds of the", "Mean", "95 % interval", "Seeds")
-    note = "On the seeds of the search, the best setting is ahead by selection; only further seeds show by how much."
+    note = (
+        "On the seeds of the search, the best setting is ahead by selection; only further seeds "
+        "show by how much."
+    )
     table = PageTable(caption, columns, rows, words=2)
     return PageSection("Paired differences", text=[note], tables=[table], points=points)
 
@@ -213,18 +265,35 @@ def _all(found: SweepResults, out: Path) -> PageSection:
     seeds = config.seeds if len(config.seeds) <= 5 else ()
     rows = []
     for trial in [*found.ranked, *lacking]:
-        settings = [value_text(trial.setting[key]) if key in trial.setting else "as in the file" for key in config.keys]
+        settings = [
+            value_text(trial.setting[key]) if key in trial.setting else "as in the file"
+            for key in config.keys
+        ]
         is_own = trial.number and trial.folders == found.own.folders
         name = PageCell(
             f"{trial.name}, {found.own.name}" if is_own else trial.name,
             strong=bool(found.ranked) and trial is found.ranked[0],
         )
         rows.append(
-            cells(name, *settings, worth(found, trial), *(_seed_cell(found, trial, seed, out) for seed in seeds))
+            cells(
+                name,
+                *settings,
+                worth(found, trial),
+                *(_seed_cell(found, trial, seed, out) for seed in seeds),
+            )
         )
-    columns = ("Setting", *config.keys, fmt.capital(config.metric), *(f"Seed {seed}" for seed in seeds))
-    caption = f"{fmt.capital(config.metric)}, mean over {_seeds(config.seeds)} ± sample s.d.; best first"
-    return PageSection("All settings", tables=[PageTable(caption, columns, rows, words=1 + len(config.keys))])
+    columns = (
+        "Setting",
+        *config.keys,
+        fmt.capital(config.metric),
+        *(f"Seed {seed}" for seed in seeds),
+    )
+    caption = (
+        f"{fmt.capital(config.metric)}, mean over {_seeds(config.seeds)} ± sample s.d.; best first"
+    )
+    return PageSection(
+        "All settings", tables=[PageTable(caption, columns, rows, words=1 + len(config.keys))]
+    )
 
 
 def _seed_cell(found: SweepResults, trial: Trial, seed: int, out: Path) -> PageCell:
@@ -241,7 +310,7 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {fmt.together([str(seed) for seed in seeds])}"
 
 
-# -- figures ----------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def pictures(found: SweepResults) -> list[PageSection]:
@@ -257,13 +326,21 @@ def pictures(found: SweepResults) -> list[PageSection]:
     if not figures:
         return []
     text = "Each figure shows the trials of the table of [sweep] that varies the setting."
-    legend = figures[0].legend if len({tuple(key.text for key in f.legend) for f in figures}) == 1 else ()
+    legend = (
+        figures[0].legend
+        if len({tuple(key.text for key in f.legend) for f in figures}) == 1
+        else ()
+    )
     figures = [replace(figure, legend=()) for figure in figures] if legend else figures
     return [PageSection("Effect of each setting", text=[text], figures=figures, legend=legend)]
 
 
-def _by_value(found: SweepResults, key: str, values: Sequence[object], trials: Sequence[Trial]) -> Figure:
-    """Listed values, evenly spaced: the best trial with each, and the mean of all trials with it."""
+def _by_value(
+    found: SweepResults, key: str, values: Sequence[object], trials: Sequence[Trial]
+) -> Figure:
+    """Listed values, evenly spaced: the best trial with each, and the mean of all
+    trials with it.
+    """
     best_of = min if found.sweep.config.less else max
     means = [[t.mean for t in trials if t.setting[key] == value] for value in values]
     best = np.array([best_of(m) if m else np.nan for m in means])
@@ -272,10 +349,14 @@ def _by_value(found: SweepResults, key: str, values: Sequence[object], trials: S
     lines = [Line("best trial with the value", x, best, _style(0, joined))]
     if any(len(m) > 1 for m in means):
         every = np.array([np.mean(m) if m else np.nan for m in means])
-        lines.append(Line("mean of all trials with it", x, every, replace(_style(1, joined), filled=False)))
+        lines.append(
+            Line("mean of all trials with it", x, every, replace(_style(1, joined), filled=False))
+        )
     ticks = {float(i): fmt.shortened(value_text(value), LONG) for i, value in enumerate(values)}
     texts = [
-        f"{value_text(value)} {_written(found, y)}" for value, y in zip(values, best, strict=True) if np.isfinite(y)
+        f"{value_text(value)} {_written(found, y)}"
+        for value, y in zip(values, best, strict=True)
+        if np.isfinite(y)
     ]
     return _figure(found, key, lines, ticks, f"best with {fmt.together(texts)}")
 
@@ -288,12 +369,26 @@ def _by_range(found: SweepResults, key: str, one: Range, trials: Sequence[Trial]
     lines = [Line("a trial", x[order], y[order], _style(0, False))]
     best = next((t for t in trials if t.folders == found.ranked[0].folders), None)
     if best is not None:
-        lines.insert(0, Line("the best", np.array([place(best.setting[key])]), np.array([best.mean]), _style(1, False)))
+        lines.insert(
+            0,
+            Line(
+                "the best",
+                np.array([place(best.setting[key])]),
+                np.array([best.mean]),
+                _style(1, False),
+            ),
+        )
     places = np.linspace(place(one.low), place(one.high), 5)
     if one.int and one.high - one.low < 4:
         places = np.array([place(value) for value in np.arange(one.low, one.high + 1)])
-    ticks = {float(at): value_text(float(f"{10**at:.2g}") if one.log else float(f"{at:.3g}")) for at in places}
-    text = f"{fmt.times(len(trials), 'trial')}, from {_written(found, y.min())} to {_written(found, y.max())}"
+    ticks = {
+        float(at): value_text(float(f"{10**at:.2g}") if one.log else float(f"{at:.3g}"))
+        for at in places
+    }
+    text = (
+        f"{fmt.times(len(trials), 'trial')}, from {_written(found, y.min())} to "
+        f"{_written(found, y.max())}"
+    )
     return _figure(found, key, lines, ticks, text)
 
 
@@ -303,12 +398,16 @@ def _style(number: int, joined: bool) -> SeriesStyle:
     return style if joined else replace(style, dash=None)
 
 
-def _figure(found: SweepResults, key: str, lines: Sequence[Line], ticks: dict[float, str], text: str) -> Figure:
+def _figure(
+    found: SweepResults, key: str, lines: Sequence[Line], ticks: dict[float, str], text: str
+) -> Figure:
     config = found.sweep.config
     levels = [Level("the file's own", found.own.mean)] if math.isfinite(found.own.mean) else []
     form = plots.share if config.unit.name == "%" else plots.volume if config.unit.name else None
     title = f"{fmt.capital(config.metric)} by {key}"
-    svg, legend = plots.chart(f"by {key}", f"{title}: {text}.", lines, levels, across=key, form_y=form, ticks=ticks)
+    svg, legend = plots.chart(
+        f"by {key}", f"{title}: {text}.", lines, levels, across=key, form_y=form, ticks=ticks
+    )
     return Figure(title, svg, legend)
 
 

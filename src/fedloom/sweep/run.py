@@ -1,4 +1,6 @@
-"""Execute a sweep: the file's own setting, the proposed trials, then the best one on further seeds."""
+"""Execute a sweep: the file's own setting, the proposed trials, then the best one on
+further seeds.
+"""
 
 import math
 from collections import Counter
@@ -45,7 +47,11 @@ class Trial:
     @property
     def mean(self) -> float:
         """The mean over seeds; nan if a run is missing."""
-        return float(np.mean([*self.values.values()])) if len(self.values) == len(self.folders) else math.nan
+        return (
+            float(np.mean([*self.values.values()]))
+            if len(self.values) == len(self.folders)
+            else math.nan
+        )
 
     @property
     def deviation(self) -> float | None:
@@ -73,11 +79,15 @@ class SweepResults:
 
     @property
     def ranked(self) -> list[Trial]:
-        """Distinct settings with a finite value, best first; ties favor the file's own, then the earliest."""
+        """Distinct settings with a finite value, best first; ties favor the file's own, then the
+        earliest.
+        """
         sign = 1 if self.sweep.config.less else -1
         every = [self.own, *reversed(self.trials)]
         known = {tuple(t.folders.values()): t for t in every if math.isfinite(t.mean)}
-        return sorted(known.values(), key=lambda t: (sign * t.mean, t.folders != self.own.folders, t.number))
+        return sorted(
+            known.values(), key=lambda t: (sign * t.mean, t.folders != self.own.folders, t.number)
+        )
 
     @property
     def own_is_best(self) -> bool:
@@ -134,15 +144,21 @@ def run_sweep(
             except StopIteration:
                 break
             first = len(found.trials) + 1
-            numbered = [(first + i, stage, {**best, **setting}) for i, setting in enumerate(proposed)]
+            numbered = [
+                (first + i, stage, {**best, **setting}) for i, setting in enumerate(proposed)
+            ]
             tried = runner.try_all(numbered, config.seeds)
             found.trials += tried
             values = [trial.mean for trial in tried]
         if found.stopped:
             return found
         if not found.ranked or all(math.isnan(trial.mean) for trial in found.trials):
-            reason = found.failed[0].reason if found.failed else f"none has a finite {config.metric}"
-            raise EngineError(f"no trial has a valid result ({reason}). See the logs in {out / 'runs'}.")
+            reason = (
+                found.failed[0].reason if found.failed else f"none has a finite {config.metric}"
+            )
+            raise EngineError(
+                f"no trial has a valid result ({reason}). See the logs in {out / 'runs'}."
+            )
         best = found.ranked[0].setting
     if config.confirm:
         winner = found.ranked[0]
@@ -165,20 +181,33 @@ class _TrialRunner:
     ended: dict[Path, Ended] = field(default_factory=dict)
 
     def try_all(
-        self, settings: Sequence[tuple[int, int, SettingValues]], seeds: Sequence[int], *, confirm: bool = False
+        self,
+        settings: Sequence[tuple[int, int, SettingValues]],
+        seeds: Sequence[int],
+        *,
+        confirm: bool = False,
     ) -> list[Trial]:
-        """Run settings, given with number and stage, on all seeds; with `confirm` on the test rows."""
+        """Run settings, given with number and stage, on all seeds; with `confirm` on
+        the test rows.
+        """
         jobs: dict[Path, Job] = {}
         folders: list[dict[int, Path]] = []
         for number, _, setting in settings:
-            runs = {seed: self._run(setting, seed, 0.0 if confirm else self.sweep.config.validation) for seed in seeds}
+            runs = {
+                seed: self._run(setting, seed, 0.0 if confirm else self.sweep.config.validation)
+                for seed in seeds
+            }
             folders.append({seed: self.out / "runs" / digest(run) for seed, run in runs.items()})
             for seed, folder in folders[-1].items():
                 name = f"trial {number} seed {seed}" if number else f"the file's own, seed {seed}"
                 jobs.setdefault(folder, Job(runs[seed], folder, name, digest=folder.name))
         new = {folder: job for folder, job in jobs.items() if folder not in self.ended}
         if not self.stop():
-            left = {str(folder): job.run for folder, job in new.items() if not is_finished(job.run, folder)}
+            left = {
+                str(folder): job.run
+                for folder, job in new.items()
+                if not is_finished(job.run, folder)
+            }
             fetch(absent(left))
         before: Counter[str] = Counter(one.state for one in self.ended.values())
         ended = run_all(
@@ -222,9 +251,12 @@ class _TrialRunner:
             value = value_of(run, metric)
             if value is None:
                 s = run.summary
-                known = sorted({*map(str, (*s.scores, *s.accuracies)), *(what for what, _, _ in run.measured)})
+                known = sorted(
+                    {*map(str, (*s.scores, *s.accuracies)), *(what for what, _, _ in run.measured)}
+                )
                 raise ConfigError(
-                    f"sweep.metric: runs have no metric {str(metric)!r}. Valid metrics are {', '.join(known)}."
+                    f"sweep.metric: runs have no metric {str(metric)!r}. Valid metrics are "
+                    f"{', '.join(known)}."
                 )
             found[seed] = value
         return found

@@ -1,8 +1,8 @@
 """Search algorithms: propose the next trials, given the values of earlier ones.
 
-A search is a generator that yields settings to run in parallel and receives their values. Its proposals depend only on
-the config and on these values, not on the number of workers, so a stopped sweep is resumed by a replay in which
-finished runs return at once.
+A search is a generator that yields settings to run in parallel and receives their values. Its
+proposals depend only on the config and on these values, not on the number of workers, so a stopped
+sweep is resumed by a replay in which finished runs return at once.
 """
 
 import math
@@ -40,7 +40,9 @@ def _drawn(config: SweepConfig, stage: int, over: Over) -> Proposals:
     together = config.together if config.search == "tpe" else trials
     for done in range(0, trials, together):
         asked = [study.ask(space) for _ in range(min(together, trials - done))]
-        values = yield [{key: _value(over[key], trial.params[key]) for key in over} for trial in asked]
+        values = yield [
+            {key: _value(over[key], trial.params[key]) for key in over} for trial in asked
+        ]
         for trial, value in zip(asked, values, strict=True):
             study.tell(trial, *([value] if math.isfinite(value) else [None, TrialState.FAIL]))
 

@@ -1,11 +1,12 @@
 """Bins of columns, agreed by sums of counts alone: nobody sends a value, a minimum or a maximum.
 
-A float32 is read as a whole number in the same order, its key. Owners count their rows in 4,096 segments of the keys;
-the coordinator divides segments with many rows into 16, up to five times, and puts edges between what it then knows.
-Sums do not depend on how rows are split over owners, so neither do the edges. (A merge of quantile sketches does.)
+A float32 is read as a whole number in the same order, its key. Owners count their rows in 4,096
+segments of the keys; the coordinator divides segments with many rows into 16, up to five times, and
+puts edges between what it then knows. Sums do not depend on how rows are split over owners, so
+neither do the edges. (A merge of quantile sketches does.)
 
-Bin 0 of a column is a missing value. A number has bin 1 and up. The words of a category are numbered 0, 1, …; the most
-frequent have bins of their own, and the others share the last one.
+Bin 0 of a column is a missing value. A number has bin 1 and up. The words of a category are
+numbered 0, 1, …; the most frequent have bins of their own, and the others share the last one.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,9 @@ MOST_BINS: Final = 255
 
 
 def keys(x: np.ndarray) -> np.ndarray:
-    """Whole numbers (n,) int64 from 0 to 2^32 - 1 in the order of the float32 numbers x (n,); -0 counts as 0."""
+    """Whole numbers (n,) int64 from 0 to 2^32 - 1 in the order of the float32 numbers x (n,); -0
+    counts as 0.
+    """
     bits = (x.astype(np.float32) + np.float32(0)).view(np.uint32)
     return np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.int64)
 
@@ -73,13 +76,18 @@ class Agreement:
         self._columns, self._bins = list(columns), bins
         self._known = {f: (np.empty(0, np.int64), np.empty(0, np.int64)) for f in columns}
         self.question: Question | None = Question(
-            np.array(self._columns, np.int64), np.zeros(len(self._columns), np.int64), 2**32 // FIRST, FIRST
+            np.array(self._columns, np.int64),
+            np.zeros(len(self._columns), np.int64),
+            2**32 // FIRST,
+            FIRST,
         )
         if not self._columns:
             self.question = None
 
     def answer(self, counts: np.ndarray) -> None:
-        """Take the summed counts (p, parts) of the current question, and ask the next one, if any."""
+        """Take the summed counts (p, parts) of the current question, and ask the next
+        one, if any.
+        """
         asked = self.question
         assert asked is not None
         starts = asked.start[:, None] + asked.size * np.arange(asked.parts)
@@ -93,10 +101,17 @@ class Agreement:
             if asked.size > 1:
                 split = rows > (had.sum() + rows.sum()) // (2 * self._bins)
             crowded.append(start[split])
-            self._known[f] = np.concatenate([known, start[~split]]), np.concatenate([had, rows[~split]])
+            self._known[f] = (
+                np.concatenate([known, start[~split]]),
+                np.concatenate([had, rows[~split]]),
+            )
             # the rows of divided segments come back with the next answer
         column = np.repeat(self._columns, [*map(len, crowded)])
-        self.question = Question(column, np.concatenate(crowded), asked.size // FINER, FINER) if len(column) else None
+        self.question = (
+            Question(column, np.concatenate(crowded), asked.size // FINER, FINER)
+            if len(column)
+            else None
+        )
 
     def edges(self, column: int) -> np.ndarray:
         """The first keys (e,) int64, e <= bins - 2, of all bins of a column but the first."""
@@ -106,11 +121,16 @@ class Agreement:
 
 
 def _edges(start: np.ndarray, rows: np.ndarray, bins: int) -> np.ndarray:
-    """The first keys of the bins but the first. A segment with a bin's share of rows has a bin of its own; the others
-    share the bins that are left, with equally many rows."""
+    """The first keys of the bins but the first. A segment with a bin's share of rows has a bin of
+    its own; the others share the bins that are left, with equally many rows.
+    """
     left, places, light = int(rows.sum()), bins, np.ones(len(rows), bool)
     while light.any() and (heavy := light & (rows * places >= left)).any():
-        light, left, places = light & ~heavy, left - int(rows[heavy].sum()), places - int(heavy.sum())
+        light, left, places = (
+            light & ~heavy,
+            left - int(rows[heavy].sum()),
+            places - int(heavy.sum()),
+        )
     first: list[int] = []
     filled, alone = 0, False
     for key, inside, shares in zip(start.tolist(), rows.tolist(), light.tolist(), strict=True):
@@ -123,7 +143,9 @@ def _edges(start: np.ndarray, rows: np.ndarray, bins: int) -> np.ndarray:
 
 
 def own_edges(x: np.ndarray, bins: int) -> tuple[np.ndarray, ...]:
-    """For each column of numbers x (n, F) of one owner, the first keys of its bins from the second on."""
+    """For each column of numbers x (n, F) of one owner, the first keys of its bins from the second
+    on.
+    """
     known = [np.sort(keys(values[~np.isnan(values)])) for values in x.T]
     agreement = Agreement(range(len(known)), bins)
     while (asked := agreement.question) is not None:
@@ -132,8 +154,9 @@ def own_edges(x: np.ndarray, bins: int) -> tuple[np.ndarray, ...]:
 
 
 def frequent(rows: np.ndarray, bins: int) -> np.ndarray:
-    """The numbers of the words with a bin of their own, at most bins - 2: the most frequent by their `rows` (v,), of
-    equally many the first."""
+    """The numbers of the words with a bin of their own, at most bins - 2: the most frequent by
+    their `rows` (v,), of equally many the first.
+    """
     order = np.argsort(-rows, kind="stable")
     chosen: np.ndarray = order[rows[order] > 0][: bins - 2].astype(np.int64)
     return chosen
@@ -141,11 +164,12 @@ def frequent(rows: np.ndarray, bins: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Bins:
-    """The agreed bins of all F columns. The bins of all columns in a row are the cells of a histogram.
+    """The agreed bins of all F columns. The bins of all columns in a row are the cells of a
+    histogram.
 
     Attributes:
-        edges: for each column of numbers the first keys of its bins from the second on; for a category the numbers of
-            the words with bins of their own.
+        edges: for each column of numbers the first keys of its bins from the second on; for a
+            category the numbers of the words with bins of their own.
         category: (F,) bool.
     """
 
@@ -153,7 +177,9 @@ class Bins:
     category: np.ndarray
 
     def problem(self, category: Sequence[bool], bins: int) -> str:
-        """What is wrong with bins of unknown origin for these columns, of at most so many bins each; "" if nothing."""
+        """What is wrong with bins of unknown origin for these columns, of at most so many bins
+        each; "" if nothing.
+        """
         if self.category.tolist() != [*category] or len(self.edges) != len(category):
             return f"bins are of {len(category)} columns, categories and numbers in their order"
         if any(len(edges) > bins - 2 for edges in self.edges):
@@ -183,8 +209,9 @@ class Bins:
         return np.repeat(np.arange(len(self.edges)), self.widths)
 
     def of(self, x: np.ndarray) -> np.ndarray:
-        """The bins (n, F) uint8 of rows x (n, F) float32, NaN where a value is missing. An unknown word has the last
-        bin of its column."""
+        """The bins (n, F) uint8 of rows x (n, F) float32, NaN where a value is missing. An unknown
+        word has the last bin of its column.
+        """
         out = np.zeros(x.shape, np.uint8)
         for f, edges in enumerate(self.edges):
             known = ~np.isnan(x[:, f])

@@ -30,13 +30,17 @@ class BoostingSettings:
 
 
 def outputs(classes: int) -> int:
-    """T, the number of scores of a row: 1 for two classes, and for a number, whose `classes` are 1."""
+    """T, the number of scores of a row: 1 for two classes, and for a number, whose
+    `classes` are 1.
+    """
     return 1 if classes == 2 else classes
 
 
 def base(rows: np.ndarray | None) -> Trees:
-    """The first T trees: leaves alone, with the log odds, or the logarithms of the shares, of the classes in all
-    `rows` (K,), to each of which one is added; 0 for a standardized number, which has no `rows`."""
+    """The first T trees: leaves alone, with the log odds, or the logarithms of the shares, of the
+    classes in all `rows` (K,), to each of which one is added; 0 for a standardized number, which
+    has no `rows`.
+    """
     if rows is None:
         return stumps(np.zeros(1, np.int64))
     p = (rows + 1) / (rows.sum() + len(rows))
@@ -67,10 +71,13 @@ def grow(
     T, n = scores.shape
     parts, gains = list[Trees](), np.zeros(len(layout.edges))
     for _ in range(rounds):
-        words, node = loss.words(scores, y), np.repeat(np.arange(T, dtype=np.int32)[:, None], n, axis=1)
+        words = loss.words(scores, y)
+        node = np.repeat(np.arange(T, dtype=np.int32)[:, None], n, axis=1)
         trees = Growth(T, layout, loss.criterion(how.l2), depth=how.depth, min_rows=how.min_rows)
         while len(trees.asked):
-            found = gradient_histograms(cells, words, node, trees.asked, trees.tree, layout.cells, loss.opened)
+            found = gradient_histograms(
+                cells, words, node, trees.asked, trees.tree, layout.cells, loss.opened
+            )
             trees.answer(found.reshape(loss.statistics, -1))
             trees.splits.move(node, bins)
         parts.append(trees.grown(lambda s: loss.leaf(s, how.rate, how.l2)))

@@ -1,6 +1,8 @@
-"""Loops over rows, compiled by Numba if it is installed: the same integers as `fedloom.trees.histograms` by NumPy.
+"""Loops over rows, compiled by Numba if it is installed: the same integers as
+`fedloom.trees.histograms` by NumPy.
 
-Import it only for large work, as Numba takes a second to load. Its code is kept on disk between processes.
+Import it only for large work, as Numba takes a second to load. Its code is kept on disk between
+processes.
 """
 
 from collections.abc import Callable
@@ -25,9 +27,15 @@ def njit(loop: Loop) -> Loop:
 
 @njit
 def add_words(
-    cells: np.ndarray, words: np.ndarray, node: np.ndarray, place: np.ndarray, width: int, out: np.ndarray
+    cells: np.ndarray,
+    words: np.ndarray,
+    node: np.ndarray,
+    place: np.ndarray,
+    width: int,
+    out: np.ndarray,
 ) -> None:
-    """Add the word (n,) of each row to its cells (n, F) in `out` (m * width,), at the place of its node (n,).
+    """Add the word (n,) of each row to its cells (n, F) in `out` (m * width,), at the place of its
+    node (n,).
 
     `place` has that of each node, -1 for none; the nodes beyond it have none.
     """
@@ -49,8 +57,9 @@ def add_classes(
     columns: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """Add the weights (T, n) of rows to `out` (cells, K), by the class y (n,): at the bins (n, F) of the columns
-    (m, k) of the nodes (T, n), each of which has its first cell in `starts` (m, k)."""
+    """Add the weights (T, n) of rows to `out` (cells, K), by the class y (n,): at the bins (n, F)
+    of the columns (m, k) of the nodes (T, n), each of which has its first cell in `starts` (m, k).
+    """
     for t in range(len(node)):
         for i in range(len(y)):
             at = place[min(node[t, i], len(place) - 1)]
@@ -60,7 +69,9 @@ def add_classes(
 
 
 @njit
-def move(node: np.ndarray, bins: np.ndarray, place: np.ndarray, column: np.ndarray, to: np.ndarray) -> None:
+def move(
+    node: np.ndarray, bins: np.ndarray, place: np.ndarray, column: np.ndarray, to: np.ndarray
+) -> None:
     """Move rows from their node (n,) to the child `to` (s, B) of their bin, in place."""
     for i in range(len(node)):
         at = place[min(node[i], len(place) - 1)]

@@ -1,7 +1,7 @@
 """Probabilities and gradients as integers, equal on every machine.
 
-The `exp` of libraries differs in the last bit between machines. Here it is made of IEEE additions and products, one
-array operation each, so nothing is fused or reordered.
+The `exp` of libraries differs in the last bit between machines. Here it is made of IEEE additions
+and products, one array operation each, so nothing is fused or reordered.
 """
 
 from typing import Final
@@ -17,7 +17,8 @@ MOST_ROWS: Final = 2**27
 """Limit of the rows of all owners together."""
 _LOWEST: Final = -40.0
 _LOG2_E: Final = 1.4426950408889634
-_LN2: Final = (0.6931471803691238, 1.9082149292705877e-10)  # their sum is ln 2; the first has 21 zero bits at its end
+# their sum is ln 2; the first has 21 zero bits at its end
+_LN2: Final = (0.6931471803691238, 1.9082149292705877e-10)
 _MOST: Final = 1022
 _POWERS: Final = np.ldexp(1.0, np.arange(-_MOST, _MOST + 1))
 _INVERSE_FACTORIALS: Final = tuple(1 / n for n in (362880, 40320, 5040, 720, 120, 24, 6, 2, 1, 1))
@@ -30,7 +31,9 @@ def bits_for(rows: int) -> int:
         ValueError: 2^27 rows or more.
     """
     if rows >= MOST_ROWS:
-        raise ValueError(f"trees take fewer than {MOST_ROWS} rows of all owners together, not {rows}")
+        raise ValueError(
+            f"trees take fewer than {MOST_ROWS} rows of all owners together, not {rows}"
+        )
     return min(MOST_BITS, 31 - int(rows).bit_length())
 
 
@@ -48,8 +51,9 @@ def exp(x: np.ndarray) -> np.ndarray:
 
 
 def probabilities(scores: np.ndarray) -> np.ndarray:
-    """The probabilities (K, n) of classes whose scores are (K, n) int64; or, from scores (1, n) of the second of two
-    classes against the first, its probability (1, n)."""
+    """The probabilities (K, n) of classes whose scores are (K, n) int64; or, from scores (1, n) of
+    the second of two classes against the first, its probability (1, n).
+    """
     s = scores * STEP
     if len(s) == 1:
         e = exp(np.maximum(-np.abs(s), _LOWEST))
@@ -64,7 +68,8 @@ def probabilities(scores: np.ndarray) -> np.ndarray:
 
 
 def gradients(scores: np.ndarray, y: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first and second derivative (T, n) int64 of the cross-entropy by each score, in steps of 2^-bits.
+    """The first and second derivative (T, n) int64 of the cross-entropy by each score, in steps of
+    2^-bits.
 
     |g| <= 2^bits and 1 <= h <= 2^bits / 4.
 
@@ -79,18 +84,27 @@ def gradients(scores: np.ndarray, y: np.ndarray, bits: int) -> tuple[np.ndarray,
     return g.astype(np.int64), h.astype(np.int64)
 
 
-def residuals(scores: np.ndarray, y: np.ndarray, bits: int, most: float) -> tuple[np.ndarray, np.ndarray]:
-    """The first and second derivative (1, n) int64 of half the squared error by the scores (1, n) int64 of standardized
-    numbers y (n,), in steps of 2^-bits; |g| <= most · 2^bits, and h is 2^bits."""
-    g = np.rint((scores * STEP - y.astype(np.float64)).clip(-most, most) * 2.0**bits).astype(np.int64)
+def residuals(
+    scores: np.ndarray, y: np.ndarray, bits: int, most: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The first and second derivative (1, n) int64 of half the squared error by the scores (1, n)
+    int64 of standardized numbers y (n,), in steps of 2^-bits; |g| <= most · 2^bits, and h is
+    2^bits.
+    """
+    g = np.rint((scores * STEP - y.astype(np.float64)).clip(-most, most) * 2.0**bits).astype(
+        np.int64
+    )
     return g, np.full_like(g, 2**bits)
 
 
 def copies(bins: np.ndarray, y: np.ndarray, tree: int, seed: int) -> np.ndarray:
-    """How often each row is drawn for a tree, (n,) int64: Poisson with mean 1, by a hash of the row's bins (n, F) and
-    label, of the tree's number and of the seed. So the draw does not depend on the owner, and equal rows are drawn
-    alike."""
-    h = y.astype(np.uint64) + np.uint64((tree * 0x9E3779B97F4A7C15 + seed * 0xD1B54A32D192ED03) % 2**64)
+    """How often each row is drawn for a tree, (n,) int64: Poisson with mean 1, by a hash of the
+    row's bins (n, F) and label, of the tree's number and of the seed. So the draw does not depend
+    on the owner, and equal rows are drawn alike.
+    """
+    h = y.astype(np.uint64) + np.uint64(
+        (tree * 0x9E3779B97F4A7C15 + seed * 0xD1B54A32D192ED03) % 2**64
+    )
     for column in (*bins.T, *bins.T[:1]):
         h = (h ^ (h >> np.uint64(29)) ^ column) * np.uint64(0xBF58476D1CE4E5B9)
     return np.searchsorted(_POISSON, (h ^ (h >> np.uint64(32))) >> np.uint64(32), side="right")

@@ -49,7 +49,9 @@ def grown(trees: Growth) -> Trees:
     return trees.grown(lambda s: (s.T * PARTS) // np.maximum(s.sum(0), 1)[:, None])
 
 
-def grow(trees: Growth, layout: Bins, bins: np.ndarray, y: np.ndarray, drawn: np.ndarray, classes: int) -> Trees:
+def grow(
+    trees: Growth, layout: Bins, bins: np.ndarray, y: np.ndarray, drawn: np.ndarray, classes: int
+) -> Trees:
     """Grow trees from rows.
 
     Args:
@@ -63,13 +65,19 @@ def grow(trees: Growth, layout: Bins, bins: np.ndarray, y: np.ndarray, drawn: np
     node = np.repeat(np.arange(len(drawn), dtype=np.int32)[:, None], len(y), axis=1)
     while len(trees.asked):
         trees.splits.move(node, bins)
-        found = class_histograms(bins, y, drawn, node, trees.asked, trees.tree, trees.columns, layout.widths, classes)
+        found = class_histograms(
+            bins, y, drawn, node, trees.asked, trees.tree, trees.columns, layout.widths, classes
+        )
         trees.answer(found)
     return grown(trees)
 
 
-def grow_of_numbers(trees: Growth, layout: Bins, bins: np.ndarray, y: np.ndarray, drawn: np.ndarray) -> Trees:
-    """As `grow`, of standardized numbers y (n,), by squared error; `trees` are judged by `Squares`."""
+def grow_of_numbers(
+    trees: Growth, layout: Bins, bins: np.ndarray, y: np.ndarray, drawn: np.ndarray
+) -> Trees:
+    """As `grow`, of standardized numbers y (n,), by squared error; `trees` are judged
+    by `Squares`.
+    """
     exponent = int(np.frexp(np.abs(y).max(initial=0.0))[1])
     numbers = whole(y, BITS, exponent)
     node = np.repeat(np.arange(len(drawn), dtype=np.int32)[:, None], len(y), axis=1)
@@ -81,7 +89,9 @@ def grow_of_numbers(trees: Growth, layout: Bins, bins: np.ndarray, y: np.ndarray
 
 
 def whole(y: np.ndarray, bits: int, exponent: int) -> np.ndarray:
-    """Numbers (n,) as whole numbers of 2^(exponent - bits), int64; what is above 2^exponent in size counts as that."""
+    """Numbers (n,) as whole numbers of 2^(exponent - bits), int64; what is above 2^exponent in size
+    counts as that.
+    """
     scaled = np.ldexp(y.astype(np.float64), -exponent).clip(-1, 1)
     found: np.ndarray = np.rint(scaled * 2.0**bits).astype(np.int64)
     return found
@@ -99,19 +109,25 @@ def number_histograms(
 ) -> np.ndarray:
     """The sums (2, N) of whole numbers y (n,) and of the drawn rows: see `class_histograms`."""
     same = np.zeros(len(y), np.int64)
-    parts = [class_histograms(bins, same, each, node, asked, tree, columns, widths, 1) for each in (drawn * y, drawn)]
+    parts = [
+        class_histograms(bins, same, each, node, asked, tree, columns, widths, 1)
+        for each in (drawn * y, drawn)
+    ]
     return np.concatenate(parts)
 
 
 def grown_of_numbers(trees: Growth, bits: int, exponent: int) -> Trees:
     """The trees with the means of `whole` numbers as leaves, in steps of 2^-20."""
     unit = PARTS * 2.0 ** (exponent - bits)
-    return trees.grown(lambda s: np.floor(unit * s[0] / np.maximum(s[1], 1)).astype(np.int64)[:, None])
+    return trees.grown(
+        lambda s: np.floor(unit * s[0] / np.maximum(s[1], 1)).astype(np.int64)[:, None]
+    )
 
 
 def shares(scores: np.ndarray) -> np.ndarray:
-    """Probabilities (n, K) from the summed shares (K, n) of all trees; equal ones where no tree has seen a row, as of
-    an owner without rows."""
+    """Probabilities (n, K) from the summed shares (K, n) of all trees; equal ones where no tree has
+    seen a row, as of an owner without rows.
+    """
     known = scores.sum(0)
     p: np.ndarray = np.where(known > 0, scores / np.maximum(known, 1), 1 / len(scores)).T
     return p

@@ -30,12 +30,15 @@ class Splits:
     child: np.ndarray
 
     def move(self, node: np.ndarray, bins: np.ndarray) -> None:
-        """Move rows to the children, in place: `node` (T, n) in each tree, of rows with bins (n, F)."""
+        """Move rows to the children, in place: `node` (T, n) in each tree, of rows with bins (n,
+        F).
+        """
         move(node, bins, self.node, self.tree, self.column, self.left, self.child)
 
 
 class Growth:
-    """T trees that grow at once, level by level. Nodes 0 to T - 1 are the roots; two children have successive numbers.
+    """T trees that grow at once, level by level. Nodes 0 to T - 1 are the roots; two children have
+    successive numbers.
 
     Args:
         trees: T.
@@ -43,11 +46,12 @@ class Growth:
         criterion: what splits are judged by.
         depth: the most splits above a leaf.
         min_rows: the least number of rows of a child.
-        draw: draws the columns (m, k) that m nodes may split; None for all columns. Then of two children only one is
-            asked for, as the other's sums are the parent's less its own.
+        draw: draws the columns (m, k) that m nodes may split; None for all columns. Then of two
+            children only one is asked for, as the other's sums are the parent's less its own.
 
     Attributes:
-        asked: (m,) int64 nodes whose histograms are needed next, ascending; empty when the trees are grown.
+        asked: (m,) int64 nodes whose histograms are needed next, ascending; empty when the trees
+            are grown.
         columns: (m, k) the columns of each asked node.
         splits: the last level's.
         gains: (F,) the sum of the gains of all splits by each column.
@@ -63,15 +67,21 @@ class Growth:
         min_rows: int,
         draw: Callable[[int], np.ndarray] | None = None,
     ) -> None:
-        self._layout, self._criterion, self._min_rows, self._draw = layout, criterion, min_rows, draw
+        self._layout = layout
+        self._criterion = criterion
+        self._min_rows = min_rows
+        self._draw = draw
         self._left, self._trees = depth, trees
         width = int(layout.widths.max())
         self._tree, self._feature = np.arange(trees), np.full(trees, -1)
         self._goes, self._child = np.zeros((trees, width), bool), np.zeros(trees, np.int64)
         self._sums: np.ndarray | None = None  # (S, nodes)
-        self._above: np.ndarray | None = None  # histograms (S, m, cells) of the parents of the asked nodes
+        # histograms (S, m, cells) of the parents of the asked nodes
+        self._above: np.ndarray | None = None
         self._sibling = np.empty(0, np.int64)
-        self.splits = Splits(*(np.empty(0, np.int64),) * 3, np.empty((0, width), bool), np.empty(0, np.int64))
+        self.splits = Splits(
+            *(np.empty(0, np.int64),) * 3, np.empty((0, width), bool), np.empty(0, np.int64)
+        )
         self.gains = np.zeros(len(layout.edges))
         self._ask(np.arange(trees))
 
@@ -94,14 +104,20 @@ class Growth:
 
     @property
     def bits(self) -> np.ndarray:
-        """(m,) uint8 the bits of the number of rows in each asked node, 31 for roots, whose rows are not known."""
+        """(m,) uint8 the bits of the number of rows in each asked node, 31 for roots, whose rows
+        are not known.
+        """
         if self._sums is None:
             return np.full(len(self.asked), 31, np.uint8)
-        bits: np.ndarray = np.frexp(self._criterion.rows(self._sums[:, self.asked]))[1].astype(np.uint8)
+        bits: np.ndarray = np.frexp(self._criterion.rows(self._sums[:, self.asked]))[1].astype(
+            np.uint8
+        )
         return bits
 
     def answer(self, hist: np.ndarray) -> None:
-        """Take the summed histograms (S, N) of the asked nodes, one node's bins after the other's, and split."""
+        """Take the summed histograms (S, N) of the asked nodes, one node's bins after the other's,
+        and split.
+        """
         nodes, columns, k = self.asked, self.columns, self.columns.shape[1]
         if self._sums is None:
             ends = self._layout.widths[columns[:, 0]]
@@ -124,7 +140,11 @@ class Growth:
         np.add.at(self.gains, found.column[go], found.gain[go])
         child = len(self._tree) + 2 * np.arange(len(split))
         self.splits = Splits(split, self._tree[split], found.column[go], found.left[go], child)
-        self._feature[split], self._goes[split], self._child[split] = found.column[go], found.left[go], child
+        self._feature[split], self._goes[split], self._child[split] = (
+            found.column[go],
+            found.left[go],
+            child,
+        )
         pairs = np.stack([lefts, self._sums[:, split] - lefts], axis=2).reshape(len(lefts), -1)
         self._sums = np.concatenate([self._sums, pairs], axis=1)
         added = 2 * len(split)
@@ -151,18 +171,24 @@ class Growth:
         self.asked = nodes
         every = np.arange(len(self._layout.edges))
         self.columns = (
-            np.broadcast_to(every, (len(nodes), len(every))) if self._draw is None else self._draw(len(nodes))
+            np.broadcast_to(every, (len(nodes), len(every)))
+            if self._draw is None
+            else self._draw(len(nodes))
         )
 
     @property
     def places(self) -> np.ndarray:
-        """(nodes,) int64 the number of each node in `grown`, where each tree's nodes are side by side."""
+        """(nodes,) int64 the number of each node in `grown`, where each tree's nodes are side by
+        side.
+        """
         places = np.empty(len(self._tree), np.int64)
         places[np.argsort(self._tree, kind="stable")] = np.arange(len(places))
         return places
 
     def grown(self, value: Callable[[np.ndarray], np.ndarray]) -> Trees:
-        """The trees, with the values (nodes, V) int64 of leaves from the statistics (S, nodes) of all nodes."""
+        """The trees, with the values (nodes, V) int64 of leaves from the statistics (S, nodes) of
+        all nodes.
+        """
         assert self._sums is not None
         places, order = self.places, np.argsort(self._tree, kind="stable")
         return Trees(

@@ -14,7 +14,9 @@ from fedloom.trees.exact import MOST_BITS
 PAIRS: Final = 2**17
 """Pairs of a row and a tree that are counted at once."""
 MANY: Final = 2**28
-"""Values that a process has gone through when compiled loops become worth their loading, which takes a second."""
+"""Values that a process has gone through when compiled loops become worth their loading, which
+takes a second.
+"""
 FEW: Final = 2**8
 """Nodes of a tree up to which all rows are moved at once."""
 BLOCK: Final = 2**15 - 1
@@ -27,8 +29,9 @@ _H: Final = COUNT + 13 + MOST_BITS  # bits of a count and a sum of h, below 2^(1
 
 
 def packed(g: np.ndarray, h: np.ndarray) -> np.ndarray:
-    """One word (…) int64 of each row: g 2^38 + h 2^15 + 1, with |g| <= 2^10 and h <= 2^8. Added over up to `BLOCK`
-    rows, none of the three sums reaches the next."""
+    """One word (…) int64 of each row: g 2^38 + h 2^15 + 1, with |g| <= 2^10 and h <= 2^8. Added
+    over up to `BLOCK` rows, none of the three sums reaches the next.
+    """
     words: np.ndarray = (g << _H) + (h << COUNT) + 1
     return words
 
@@ -40,7 +43,9 @@ def unpacked(words: np.ndarray) -> np.ndarray:
 
 
 def two_in_one(sums: np.ndarray) -> np.ndarray:
-    """Words (ceil(n / 2),) int64, each of two sums of (n,) that are within ±2^31. Words add up as their sums do."""
+    """Words (ceil(n / 2),) int64, each of two sums of (n,) that are within ±2^31. Words add up as
+    their sums do.
+    """
     words: np.ndarray = sums[0::2] << 32
     words[: len(sums) // 2] += sums[1::2]
     return words
@@ -55,7 +60,9 @@ def untwined(words: np.ndarray, n: int) -> np.ndarray:
 
 
 def bundled(counts: np.ndarray, most: int) -> np.ndarray:
-    """Counts (n,) as words int64 of as many counts as fit, whose sums over owners are at most `most`."""
+    """Counts (n,) as words int64 of as many counts as fit, whose sums over owners are at most
+    `most`.
+    """
     bits = max(most.bit_length(), 1)
     each = np.zeros((bundles(len(counts), most), 63 // bits), np.int64)
     each.ravel()[: len(counts)] = counts
@@ -76,7 +83,9 @@ def unbundled(words: np.ndarray, n: int, most: int) -> np.ndarray:
 
 
 def bundled_by(counts: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """Counts (K, N) as words int64 of as many as fit, whose sums over owners have the `bits` (N,) of their cell."""
+    """Counts (K, N) as words int64 of as many as fit, whose sums over owners have the `bits` (N,)
+    of their cell.
+    """
     parts = [bundled(counts[:, bits == b].ravel(), 2**b - 1) for b in np.unique(bits).tolist()]
     return np.concatenate([np.empty(0, np.int64), *parts])
 
@@ -107,7 +116,9 @@ _seen = 0
 
 
 def _loops(values: int) -> ModuleType | None:
-    """The compiled loops, if they are installed and the process has gone through many values, with these."""
+    """The compiled loops, if they are installed and the process has gone through many values, with
+    these.
+    """
     global _seen
     _seen += values
     return _compiled() if _seen >= MANY else None
@@ -175,8 +186,8 @@ def class_histograms(
     widths: np.ndarray,
     classes: int,
 ) -> np.ndarray:
-    """Sums (K, N) int64 of row weights by class in the bins of some columns of each asked node, one node's after the
-    other's.
+    """Sums (K, N) int64 of row weights by class in the bins of some columns of each asked node, one
+    node's after the other's.
 
     Args:
         bins: (n, F).
@@ -192,7 +203,9 @@ def class_histograms(
     if len(asked) and (loops := _loops(node.size * columns.shape[1])) is not None:
         starts, cells = _starts(widths[columns])
         out = np.zeros((cells, classes), np.int64)
-        loops.add_classes(bins, y, weight, node, _places(asked), starts, columns.astype(np.int64), out)
+        loops.add_classes(
+            bins, y, weight, node, _places(asked), starts, columns.astype(np.int64), out
+        )
         return out.T
     parts = [np.zeros((classes, 0), np.int64)]
     at_once = max(1, PAIRS // max(1, len(y)))
@@ -215,16 +228,18 @@ def class_histograms(
 
 
 def sums(index: np.ndarray, weights: np.ndarray, cells: int) -> np.ndarray:
-    """The sum (cells,) int64 of the weights (m,) int64 of all rows with each cell in their index (m, k) int32.
+    """The sum (cells,) int64 of the weights (m,) int64 of all rows with each cell in their index
+    (m, k) int32.
 
-    It is the product of a sparse matrix of ones with the weights: SciPy's loop over it is three times as fast as
-    `np.bincount`, and adds integers.
+    It is the product of a sparse matrix of ones with the weights: SciPy's loop over it is three
+    times as fast as `np.bincount`, and adds integers.
     """
     from scipy.sparse import csc_array
 
     m, k = index.shape
     ends = np.arange(0, m * k + 1, k, dtype=np.int32)
-    ones = _ones(1 << max(m * k - 1, 0).bit_length())[: m * k]  # of a power of two, so that few are kept
+    # of a power of two, so that few are kept
+    ones = _ones(1 << max(m * k - 1, 0).bit_length())[: m * k]
     found: np.ndarray = csc_array((ones, index.ravel(), ends), shape=(cells, m)) @ weights
     return found
 
@@ -255,7 +270,8 @@ def move(
         child: (s,) the left child; the right one has the next number.
     """
     for t, mine in _by_tree(tree):
-        place, to = _places(split[mine]), (child[mine, None] + ~left[mine]).astype(np.int32)  # (s, B) child by bin
+        # (s, B) child by bin
+        place, to = _places(split[mine]), (child[mine, None] + ~left[mine]).astype(np.int32)
         if (loops := _loops(node.size)) is not None:
             loops.move(node[t], bins, place, column[mine].astype(np.int64), to)
         elif node.size and (nodes := int(node[t].max()) + 1) <= FEW:
@@ -269,10 +285,18 @@ def move(
 
 
 def _move_all(
-    node: np.ndarray, bins: np.ndarray, nodes: int, split: np.ndarray, column: np.ndarray, to: np.ndarray
+    node: np.ndarray,
+    bins: np.ndarray,
+    nodes: int,
+    split: np.ndarray,
+    column: np.ndarray,
+    to: np.ndarray,
 ) -> None:
-    """As `move`, of one tree with few nodes: also the rows of the others move, to their own node."""
-    columns, next_ = np.zeros(nodes, np.int64), np.repeat(np.arange(nodes, dtype=np.int32), to.shape[1])
+    """As `move`, of one tree with few nodes: also the rows of the others move, to
+    their own node.
+    """
+    columns = np.zeros(nodes, np.int64)
+    next_ = np.repeat(np.arange(nodes, dtype=np.int32), to.shape[1])
     here = slice(None, np.searchsorted(split, nodes))  # a split node may have no rows
     columns[split[here]] = column[here]
     next_.reshape(nodes, -1)[split[here]] = to[here]
@@ -298,13 +322,17 @@ def _by_tree(tree: np.ndarray) -> Iterator[tuple[int, slice]]:
 
 
 def _places(among: np.ndarray) -> np.ndarray:
-    """The place of each node among some ascending nodes, -1 for none, as for all nodes from the last place on."""
+    """The place of each node among some ascending nodes, -1 for none, as for all nodes from the
+    last place on.
+    """
     places = np.full(int(among[-1]) + 2, -1, np.int32)
     places[among] = np.arange(len(among))
     return places
 
 
 def _starts(widths: np.ndarray) -> tuple[np.ndarray, int]:
-    """The first cell (m, k) of each column of each node, and the number of cells, from their widths (m, k)."""
+    """The first cell (m, k) of each column of each node, and the number of cells, from their widths
+    (m, k).
+    """
     ends = widths.ravel().cumsum()
     return (ends - widths.ravel()).reshape(widths.shape), int(ends[-1])

@@ -1,4 +1,6 @@
-"""What boosting learns by: derivatives of rows as words of integers, and what the coordinator makes of their sums."""
+"""What boosting learns by: derivatives of rows as words of integers, and what the coordinator makes
+of their sums.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, Final, TypeAlias
@@ -94,8 +96,9 @@ class SquaredError:
 
 
 Loss: TypeAlias = CrossEntropy | SquaredError
-"""A loss of scores (T, n) int64 in steps of 2^-20. Both have the same methods and `statistics`, the number of sums of a
-histogram, the last of which is that of rows."""
+"""A loss of scores (T, n) int64 in steps of 2^-20. Both have the same methods and `statistics`, the
+number of sums of a histogram, the last of which is that of rows.
+"""
 
 
 def of_classes(rows: int) -> CrossEntropy:
@@ -104,13 +107,15 @@ def of_classes(rows: int) -> CrossEntropy:
 
 
 def of_numbers(rows: int, exponent: int, most: int = 1) -> SquaredError:
-    """The loss of numbers below 2^exponent over this many rows of all owners, each of which counts at most `most`
-    times. No sum reaches 2^31.
+    """The loss of numbers below 2^exponent over this many rows of all owners, each of which counts
+    at most `most` times. No sum reaches 2^31.
 
     Raises:
         ValueError: too many rows.
     """
     bits = min(FINEST, 30 - (int(rows) * most).bit_length())
     if bits < MOST_BITS - 6:
-        raise ValueError(f"trees take fewer than {2**26 // most} rows of all owners together, not {rows}")
+        raise ValueError(
+            f"trees take fewer than {2**26 // most} rows of all owners together, not {rows}"
+        )
     return SquaredError(bits, exponent)

@@ -37,21 +37,37 @@ class Trees:
         """The trees from number `first` on."""
         start = int(self.root[first]) if first < len(self.root) else len(self.feature)
         child = np.where(self.feature[start:] >= 0, self.child[start:] - start, 0).astype(np.int32)
-        return Trees(self.root[first:] - start, self.feature[start:], self.left[start:], child, self.value[start:])
+        return Trees(
+            self.root[first:] - start,
+            self.feature[start:],
+            self.left[start:],
+            child,
+            self.value[start:],
+        )
 
     def before(self, end: int) -> "Trees":
         """The first `end` trees."""
         stop = int(self.root[end]) if end < len(self.root) else len(self.feature)
-        return Trees(self.root[:end], self.feature[:stop], self.left[:stop], self.child[:stop], self.value[:stop])
+        return Trees(
+            self.root[:end],
+            self.feature[:stop],
+            self.left[:stop],
+            self.child[:stop],
+            self.value[:stop],
+        )
 
     def problem(self, columns: int, bins: int) -> str:
-        """What is wrong with trees of unknown origin over this many columns and bins; "" if they can predict."""
+        """What is wrong with trees of unknown origin over this many columns and bins; "" if they
+        can predict.
+        """
         m = len(self.feature)
         inner, own = self.feature >= 0, np.arange(m)
         starts = self.root.astype(np.int64)
         if not len(starts) or starts[0] != 0 or (np.diff(starts) <= 0).any() or starts[-1] >= m:
             return f"roots must ascend from 0 to below {m}"
-        if {len(self.left), len(self.child), len(self.value)} != {m} or (inner.any() and self.left.shape[1] * 8 < bins):
+        if {len(self.left), len(self.child), len(self.value)} != {m} or (
+            inner.any() and self.left.shape[1] * 8 < bins
+        ):
             return f"all arrays must have {m} nodes, with a bit for each of {bins} bins"
         if (self.feature >= columns).any() or (self.feature < -1).any():
             return f"a node must look at a column from 0 to {columns - 1}, or at none"
@@ -79,8 +95,9 @@ class Trees:
             at[open_] = self.child.take(now) + ~to_left
 
     def scores(self, bins: np.ndarray, outputs: int) -> np.ndarray:
-        """The sums (outputs, n) int64 of the values of each row's leaves. If leaves have one value, tree t adds it to
-        output t modulo `outputs`; else it adds one to each output."""
+        """The sums (outputs, n) int64 of the values of each row's leaves. If leaves have one value,
+        tree t adds it to output t modulo `outputs`; else it adds one to each output.
+        """
         total = np.zeros((outputs, len(bins)), np.int64)
         size = max(1, _AT_ONCE // max(1, len(self)))
         for first in range(0, len(bins), size):
@@ -98,7 +115,11 @@ def stumps(values: np.ndarray) -> Trees:
     """Trees of one leaf each, with these values (T,)."""
     T = len(values)
     return Trees(
-        np.arange(T), np.full(T, -1, np.int16), np.zeros((T, 1), np.uint8), np.zeros(T, np.int32), values[:, None]
+        np.arange(T),
+        np.full(T, -1, np.int16),
+        np.zeros((T, 1), np.uint8),
+        np.zeros(T, np.int32),
+        values[:, None],
     )
 
 
@@ -106,12 +127,15 @@ def joined(parts: Sequence[Trees]) -> Trees:
     """The trees of all parts, in order."""
     sizes = [len(part.feature) for part in parts]
     starts = np.cumsum(sizes) - sizes
-    feature, child = (np.concatenate([getattr(part, name) for part in parts]) for name in ("feature", "child"))
+    feature, child = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("feature", "child")
+    )
     left = np.zeros((len(feature), max(part.left.shape[1] for part in parts)), np.uint8)
     for part, start in zip(parts, starts.tolist(), strict=True):
         left[start : start + len(part.left), : part.left.shape[1]] = part.left
     return Trees(
-        root=np.concatenate([part.root for part in parts]) + np.repeat(starts, [len(part) for part in parts]),
+        root=np.concatenate([part.root for part in parts])
+        + np.repeat(starts, [len(part) for part in parts]),
         feature=feature,
         left=left,
         child=np.where(feature >= 0, child + np.repeat(starts, sizes), 0).astype(np.int32),

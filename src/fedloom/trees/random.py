@@ -1,4 +1,6 @@
-"""Trees whose splits are drawn without looking at rows, so that only their leaves can tell of a row."""
+"""Trees whose splits are drawn without looking at rows, so that only their leaves can tell of a
+row.
+"""
 
 import numpy as np
 
@@ -9,8 +11,8 @@ from fedloom.trees.model import Trees
 def drawn(layout: Bins, trees: int, depth: int, rng: np.random.Generator) -> Trees:
     """Trees whose leaves have the value 0 (1,).
 
-    A node looks at a column that has two bins or more left on its path, each alike; it cuts them anywhere, numbers in
-    their order and words in a random one. Missing values go to either side.
+    A node looks at a column that has two bins or more left on its path, each alike; it cuts them
+    anywhere, numbers in their order and words in a random one. Missing values go to either side.
     """
     width = int(layout.widths.max())
     known = np.arange(width) < layout.widths[:, None]
@@ -22,7 +24,8 @@ def drawn(layout: Bins, trees: int, depth: int, rng: np.random.Generator) -> Tre
     for _ in range(trees):
         first = len(feature)
         roots.append(first)
-        open_: list[tuple[np.ndarray, int]] = [(known, depth)]  # of nodes in the order of their numbers
+        # of nodes in the order of their numbers
+        open_: list[tuple[np.ndarray, int]] = [(known, depth)]
         for bins, levels in open_:
             able = np.flatnonzero(bins.sum(1) >= 2) if levels else np.empty(0, np.int64)
             goes = np.zeros(width, bool)

@@ -1,4 +1,6 @@
-"""The coordinator's choice of splits from summed histograms. Floats are compared here only, at one place."""
+"""The coordinator's choice of splits from summed histograms. Floats are compared here only, at one
+place.
+"""
 
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -12,7 +14,9 @@ class Criterion(Protocol):
     """What splits are judged by, from the statistics (S, …) of nodes or bins."""
 
     def score(self, s: np.ndarray) -> np.ndarray:
-        """The score (…) of nodes: a split gains the scores of its children less that of its node."""
+        """The score (…) of nodes: a split gains the scores of its children less that
+        of its node.
+        """
 
     def rank(self, s: np.ndarray) -> np.ndarray:
         """The number (…) by which the words of a category are sorted."""
@@ -92,7 +96,8 @@ class Best:
     Attributes:
         gain: (W,) float64; -inf where no split leaves enough rows on both sides.
         column: (W,) int64.
-        left: (W, B) bool, the bins of the column that go left; B is the largest number of bins of a column.
+        left: (W, B) bool, the bins of the column that go left; B is the largest number of bins of a
+            column.
         sums: (S, W) int64, the statistics of the left child.
     """
 
@@ -110,7 +115,9 @@ CELLS: Final = 2**14
 """Bins whose splits are judged at once, which stay in the processor's cache."""
 
 
-def best(hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criterion, min_rows: int) -> Best:
+def best(
+    hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criterion, min_rows: int
+) -> Best:
     """The best split of each node, as `_best`, of a few nodes at a time."""
     ends = layout.widths[columns].sum(1).cumsum()
     if not len(ends) or ends[-1] <= CELLS:
@@ -129,15 +136,18 @@ def best(hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criteri
     )
 
 
-def _best(hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criterion, min_rows: int) -> Best:
+def _best(
+    hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criterion, min_rows: int
+) -> Best:
     """The best split of each node.
 
-    Missing values go right, or left if that gains more. The words of a category are split in the order of
-    `Criterion.rank`, ties by number. Of equal gains the first in the order (missing right or left, column, bin) is
-    taken.
+    Missing values go right, or left if that gains more. The words of a category are split in the
+    order of `Criterion.rank`, ties by number. Of equal gains the first in the order (missing right
+    or left, column, bin) is taken.
 
     Args:
-        hist: (S, N) int64 statistics in the bins of some columns of each node, one node's bins after the other's.
+        hist: (S, N) int64 statistics in the bins of some columns of each node, one node's bins
+            after the other's.
         columns: (W, k) the columns of each node, in the order of `hist`.
         min_rows: the least number of rows of a child.
     """
@@ -149,7 +159,9 @@ def _best(hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criter
     if (words := np.flatnonzero(layout.category[columns].ravel())).size:
         inside = 1 + np.arange(widths[words].max() - 1)
         cells, real = starts[words, None] + inside, inside < widths[words, None]
-        rank = np.where(real, criterion.rank(s.take(cells, axis=1, mode="clip").astype(np.float64)), np.inf)
+        rank = np.where(
+            real, criterion.rank(s.take(cells, axis=1, mode="clip").astype(np.float64)), np.inf
+        )
         order = starts[words, None] + 1 + rank.argsort(1, kind="stable")
         place[cells[real]] = order[real]
         s[:, cells[real]] = s.take(order[real], axis=1)
@@ -158,14 +170,17 @@ def _best(hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criter
     known = np.add.reduceat(s, starts, axis=1)
     s[:, starts[1:]] = -known[:, :-1]  # so that running sums begin anew
     left = s.cumsum(1).astype(np.float64)[:, None]  # sums are below 2^53, so they stay exact
-    if missing.any():  # (S, ways, cells): the left child after each cell, with missing values right, and left
+    # (S, ways, cells): the left child after each cell, with missing values right, and left
+    if missing.any():
         left = np.concatenate([left, left + np.repeat(missing, widths, axis=1)[:, None]], axis=1)
     total = (known + missing)[:, ::k].astype(np.float64)
     right = np.repeat(total, size, axis=1)[:, None] - left
     gains = criterion.score(left)
     gains += criterion.score(right)
     gains -= np.repeat(criterion.score(total), size)
-    np.copyto(gains, -np.inf, where=np.minimum(criterion.rows(left), criterion.rows(right)) < min_rows)
+    np.copyto(
+        gains, -np.inf, where=np.minimum(criterion.rows(left), criterion.rows(right)) < min_rows
+    )
     gains[:, starts] = -np.inf
     tops = np.maximum.reduceat(gains, first, axis=1)
     way, top = tops.argmax(0), tops.max(0)

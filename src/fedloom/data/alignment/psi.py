@@ -1,8 +1,9 @@
-"""The steps of each party in private set intersection (PSI). Messages are bytes of bounded size, validated on receipt.
+"""The steps of each party in private set intersection (PSI). Messages are bytes of bounded size,
+validated on receipt.
 
-`PSIClient` and `PSIServer` are the two sides of one shard, on top of openmined.psi (ECDH; the exact data structure,
-without false positives). `announce` and `follow` are the last step, which gives all parties one order. A network may
-carry the messages unchanged over an encrypted channel.
+`PSIClient` and `PSIServer` are the two sides of one shard, on top of openmined.psi (ECDH; the exact
+data structure, without false positives). `announce` and `follow` are the last step, which gives all
+parties one order. A network may carry the messages unchanged over an encrypted channel.
 """
 
 import hmac
@@ -51,17 +52,23 @@ class PSIClient:
         theirs = _parse(self._library.ServerSetup, setup)
         mine = _parse(self._library.Response, response)
         if theirs.WhichOneof("data_structure") != "raw":
-            raise MessageError("the setup of an intersection must be exact (raw), but is of another structure")
+            raise MessageError(
+                "the setup of an intersection must be exact (raw), but is of another structure"
+            )
         points, own = theirs.raw.encrypted_elements, mine.encrypted_elements
         _expect(len(points) <= self._most, "the setup holds more ids than the server stated")
         _expect(_ascends(points), "the setup must be in ascending order")
-        _expect(len(own) == len(set(own)) == len(self._digests), "the response must answer every id, once")
+        _expect(
+            len(own) == len(set(own)) == len(self._digests),
+            "the response must answer every id, once",
+        )
         places: list[int] = _refuse(self._role.GetIntersection, theirs, mine)
         return sorted(places)
 
 
 class PSIServer:
-    """The side whose ids the client compares with its own; it learns their number. Each object has a new key.
+    """The side whose ids the client compares with its own; it learns their number. Each object has
+    a new key.
 
     Args:
         digests: 32 bytes each, distinct.
@@ -95,10 +102,11 @@ class PSIServer:
 
 
 def announce(key: bytes, digests: Sequence[bytes]) -> list[bytes]:
-    """The active party's messages to every other one: the session key, then the marks of the aligned ids in order.
+    """The active party's messages to every other one: the session key, then the marks of the
+    aligned ids in order.
 
-    A mark is the HMAC-SHA256 of a digest under the key; marks are sorted, so that their order depends only on
-    the key and on the aligned ids. Each message holds at most `LARGEST` bytes.
+    A mark is the HMAC-SHA256 of a digest under the key; marks are sorted, so that their order
+    depends only on the key and on the aligned ids. Each message holds at most `LARGEST` bytes.
     """
     marks = sorted(_marks(key, digests))
     size = LARGEST // _MARK
@@ -116,7 +124,8 @@ def announced_rows(messages: Sequence[bytes], digests: Sequence[bytes]) -> np.nd
         (N,) int64 positions in `digests`.
 
     Raises:
-        MessageError: the marks are truncated, out of order, or of ids that this party does not have.
+        MessageError: the marks are truncated, out of order, or of ids that this party does not
+            have.
     """
     key, *pieces = messages
     sent = b"".join(pieces)
@@ -124,7 +133,10 @@ def announced_rows(messages: Sequence[bytes], digests: Sequence[bytes]) -> np.nd
     marks = [sent[start : start + _MARK] for start in range(0, len(sent), _MARK)]
     _expect(_ascends(marks), "the announced order is not ascending")
     own = {mark: place for place, mark in enumerate(_marks(key, digests))}
-    _expect(all(mark in own for mark in marks), "the announced order names ids that this party does not have")
+    _expect(
+        all(mark in own for mark in marks),
+        "the announced order names ids that this party does not have",
+    )
     return np.fromiter((own[mark] for mark in marks), np.int64, len(marks))
 
 
@@ -134,7 +146,8 @@ def library() -> ModuleType:
         import private_set_intersection.python as module
     except ImportError as error:
         raise DataError(
-            f"The backend openmined needs the package openmined.psi, which cannot be imported ({error}); "
+            "The backend openmined needs the package openmined.psi, which cannot be imported "
+            f"({error}); "
             'run: pip install -e ".[psi]"'
         ) from error
     return module  # type: ignore[no-any-return]
@@ -152,7 +165,8 @@ def _parse(kind: Any, message: bytes) -> Any:
     """A message of the library from untrusted bytes."""
     if len(message) > LARGEST:
         raise MessageError(
-            f"a message of an intersection must have at most {LARGEST:,} bytes, but has {len(message):,}"
+            f"a message of an intersection must have at most {LARGEST:,} bytes, but has "
+            f"{len(message):,}"
         )
     return _refuse(kind.FromString, message)
 
@@ -161,8 +175,11 @@ def _refuse(function: Any, *args: Any) -> Any:
     """Call the library with untrusted bytes; raise its errors as MessageError."""
     try:
         return function(*args)
-    except Exception as error:  # protobuf's DecodeError, the library's RuntimeError for an invalid point
-        raise MessageError(f"invalid message of a private intersection: {str(error).splitlines()[0]}") from error
+    # protobuf's DecodeError, the library's RuntimeError for an invalid point
+    except Exception as error:
+        raise MessageError(
+            f"invalid message of a private intersection: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _expect(holds: bool, otherwise: str) -> None:

@@ -15,8 +15,9 @@ from fedloom.protect.noise import Draws
 
 
 class NoiseConfig(Section):
-    """`[aggregate.noise]`: differential privacy of each client as a whole, by noise at the server, which is trusted
-    (DP-FedAvg)."""
+    """`[aggregate.noise]`: differential privacy of each client as a whole, by noise at the server,
+    which is trusted (DP-FedAvg).
+    """
 
     sigma: float = Field(1.0, gt=0)
     """Noise multiplier σ: the noise has standard deviation σ C."""
@@ -30,16 +31,21 @@ class AggregateConfig(Section):
     """`[aggregate]`: how means of clients' replies are taken, by every method that takes one."""
 
     rule: Literal["mean", "median", "trimmed", "krum", "multikrum", "clip", "centered"] = "mean"
-    """`mean` is the method's own mean. The other rules count all clients alike and withstand some that send arbitrary
-    numbers."""
+    """`mean` is the method's own mean. The other rules count all clients alike and withstand some
+    that send arbitrary numbers.
+    """
     f: int = Field(1, ge=1)
-    """Number of clients with arbitrary numbers that a rule withstands. It needs 2 f + 1 clients, Krum 2 f + 3."""
+    """Number of clients with arbitrary numbers that a rule withstands. It needs 2 f + 1 clients,
+    Krum 2 f + 3.
+    """
     secure: bool = False
-    """Whether the server gets the mean and the sum of the weights by secure sums of at least 3 participants, and no
-    single message. A mean can still hold rows."""
+    """Whether the server gets the mean and the sum of the weights by secure sums of at least 3
+    participants, and no single message. A mean can still hold rows.
+    """
     colluders: int = Field(0, ge=0)
-    """Number of clients that may help the server in a secure sum: more than half of the clients besides these must stay
-    to the end."""
+    """Number of clients that may help the server in a secure sum: more than half of the clients
+    besides these must stay to the end.
+    """
     noise: NoiseConfig | None = None
     """Noise on the mean; None for no noise."""
 
@@ -47,17 +53,18 @@ class AggregateConfig(Section):
     def _one(self) -> "AggregateConfig":
         if self.secure and self.rule != "mean":
             raise ValueError(
-                f"rule = {self.rule!r} compares single replies, which secure = true hides: set one of the two"
+                f"rule = {self.rule!r} compares single replies, which secure = true hides: set "
+                "one of the two"
             )
         if self.secure and self.noise is not None:
             raise ValueError(
-                "noise needs single replies at the server, which clips each, and secure = true hides them: set one of "
-                "the two"
+                "noise needs single replies at the server, which clips each, and secure = true "
+                "hides them: set one of the two"
             )
         if self.noise is not None and self.rule != "mean":
             raise ValueError(
-                f"how far one client moves the result of rule = {self.rule!r} has no bound from which noise could hide "
-                "it: set one of the two"
+                f"how far one client moves the result of rule = {self.rule!r} has no bound from "
+                "which noise could hide it: set one of the two"
             )
         if self.colluders and not self.secure:
             raise ValueError("colluders is for secure sums: set secure = true, or leave it out")
@@ -86,19 +93,22 @@ def check_aggregate(section: AggregateConfig, method: Method, cfg: Any, particip
     if not method.client.MEANS:
         able = [name for name, one in methods.registry().items() if one.client.MEANS]
         raise ConfigError(
-            f"aggregate: {method.name} takes no mean of clients' replies: leave the section out, or use one of "
-            f"{', '.join(able)}"
+            f"aggregate: {method.name} takes no mean of clients' replies: leave the section out, "
+            f"or use one of {', '.join(able)}"
         )
     if not cfg.exchanges:
-        raise ConfigError(f"aggregate: {method.name} with these settings takes no mean: leave the section out")
+        raise ConfigError(
+            f"aggregate: {method.name} with these settings takes no mean: leave the section out"
+        )
     if method.server is None and how.hidden:
         raise ConfigError(
-            f"aggregate: the peers of {method.name} take means themselves, and see what they combine: set a rule only"
+            f"aggregate: the peers of {method.name} take means themselves, and see what they "
+            "combine: set a rule only"
         )
     if reason := cfg.refuses(how):
         raise ConfigError(f"aggregate: {how} does not go with {method.name}: {reason}")
     if method.server is not None and participants < how.least:
         raise ConfigError(
-            f"aggregate: {how} needs {how.least} participants in a round, not {participants}: add clients"
-            + (", or lower aggregate.f" if section.f > 1 else "")
+            f"aggregate: {how} needs {how.least} participants in a round, not {participants}: "
+            "add clients" + (", or lower aggregate.f" if section.f > 1 else "")
         )

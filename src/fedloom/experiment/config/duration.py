@@ -9,7 +9,8 @@ _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def seconds_of(budget: str | float) -> float:
-    """The seconds of a time budget: a number of seconds, or text such as "90s", "45min", "45m" or "10h".
+    """The seconds of a time budget: a number of seconds, or text such as "90s", "45min", "45m" or
+    "10h".
 
     Raises:
         ConfigError: it is none of these.

@@ -20,7 +20,9 @@ REPLACED: dict[LocalSetting, tuple[str, ...]] = {
 
 
 class LocalConfig(Section):
-    """`[local]`: how parties train their own networks, whatever the method; None for the method's own."""
+    """`[local]`: how parties train their own networks, whatever the method; None for the method's
+    own.
+    """
 
     optimizer: Literal["sgd", "adam"] | None = None
     """SGD or Adam, at the method's learning rate."""
@@ -31,10 +33,14 @@ class LocalConfig(Section):
     clip: float | None = Field(None, gt=0)
     """The largest L2 norm of a step's gradient."""
     schedule: Schedule = "constant"
-    """How the learning rate falls over the rounds: `cosine` to 0; `step`, to a tenth after 5/8, 6/8 and 7/8 of them."""
+    """How the learning rate falls over the rounds: `cosine` to 0; `step`, to a tenth after 5/8, 6/8
+    and 7/8 of them.
+    """
     class_weights: Literal["balanced"] | dict[str, float] | None = None
-    """How much a row of each class counts in the loss of labels, by the class; 1 for classes that are not named.
-    `balanced`: by each party's own training rows, so that its classes count alike."""
+    """How much a row of each class counts in the loss of labels, by the class; 1 for classes that
+    are not named.
+    `balanced`: by each party's own training rows, so that its classes count alike.
+    """
 
     @field_validator("class_weights", mode="before")
     @classmethod
@@ -45,23 +51,36 @@ class LocalConfig(Section):
         if not isinstance(weights, Mapping) or not weights:
             raise ValueError('must be "balanced", or a table such as { ill = 3.0 }')
         for name, weight in weights.items():
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-                raise ValueError(f"must be a number above 0 for each class, not {weight!r} for {str(name)!r}")
+            if (
+                isinstance(weight, bool)
+                or not isinstance(weight, int | float)
+                or not 0 < weight < math.inf
+            ):
+                raise ValueError(
+                    f"must be a number above 0 for each class, not {weight!r} for {str(name)!r}"
+                )
         return {str(name): float(weight) for name, weight in weights.items()}
 
     @model_validator(mode="after")
     def _belongs(self) -> "LocalConfig":
         if self.momentum and self.optimizer != "sgd":
-            raise ValueError('momentum belongs to SGD: add optimizer = "sgd", or leave momentum out')
+            raise ValueError(
+                'momentum belongs to SGD: add optimizer = "sgd", or leave momentum out'
+            )
         return self
 
     @property
     def given(self) -> tuple[LocalSetting, ...]:
         """The settings that differ from the method's own."""
-        return tuple(name for name in EVERY_LOCAL if getattr(self, name) != type(self).model_fields[name].default)
+        return tuple(
+            name
+            for name in EVERY_LOCAL
+            if getattr(self, name) != type(self).model_fields[name].default
+        )
 
     def training(self, rounds: int, classes: Sequence[str]) -> LocalTraining:
-        """What parties get, in a run of so many rounds with these classes; none for a number to predict.
+        """What parties get, in a run of so many rounds with these classes; none for a number to
+        predict.
 
         Raises:
             ConfigError: weights of classes that the label does not have.
@@ -69,20 +88,28 @@ class LocalConfig(Section):
         weights, values = self.class_weights, self.model_dump(exclude={"class_weights"})
         if weights is not None and not classes:
             raise ConfigError(
-                "local.class_weights: the label is a number, which has no classes: leave it out, or set "
+                "local.class_weights: the label is a number, which has no classes: leave it out, "
+                "or set "
                 'data.task = "classes" if it has'
             )
         if isinstance(weights, dict):
             if unknown := [name for name in weights if name not in classes]:
                 raise ConfigError(
-                    f"local.class_weights: the label has no class {unknown[0]!r}.{did_you_mean(unknown[0], classes)}"
+                    "local.class_weights: the label has no class "
+                    f"{unknown[0]!r}.{did_you_mean(unknown[0], classes)}"
                 )
-            return LocalTraining(**values, rounds=rounds, class_weights=tuple(weights.get(k, 1.0) for k in classes))
+            return LocalTraining(
+                **values, rounds=rounds, class_weights=tuple(weights.get(k, 1.0) for k in classes)
+            )
         return LocalTraining(**values, rounds=rounds, class_weights=weights)
 
 
 def check_local(
-    section: LocalConfig, method: Method, cfg: MethodConfig, params: Collection[str], pool: Collection[str]
+    section: LocalConfig,
+    method: Method,
+    cfg: MethodConfig,
+    params: Collection[str],
+    pool: Collection[str],
 ) -> None:
     """Check that a method takes the settings.
 
@@ -101,24 +128,28 @@ def check_local(
             reason = method.no_local or f"its page does not declare local = ({name!r}, …)"
         if reason:
             raise ConfigError(
-                f"local.{name}: {method.name} does not take it, as {reason}: leave it out, or choose another method "
-                "(docs/config.md#local-training)"
+                f"local.{name}: {method.name} does not take it, as {reason}: leave it out, or "
+                "choose another method (docs/config.md#local-training)"
             )
         if both := [setting for setting in REPLACED.get(name, ()) if setting in params]:
-            raise ConfigError(f"local.{name} takes the place of params.{both[0]}: set one of the two")
+            raise ConfigError(
+                f"local.{name} takes the place of params.{both[0]}: set one of the two"
+            )
         if boxes := sorted({*pool} & models.BLACK_BOXES.keys()):
             raise ConfigError(
-                f"local.{name}: the black box {boxes[0]} is not trained in steps: leave it out of models.pool, or "
-                f"leave local.{name} out"
+                f"local.{name}: the black box {boxes[0]} is not trained in steps: leave it out "
+                f"of models.pool, or leave local.{name} out"
             )
     if not cfg.guarantees:
         return
     if section.clip is not None:
         raise ConfigError(
-            "local.clip: with differential privacy of rows, params.dp.clip bounds each row's gradient: set that one"
+            "local.clip: with differential privacy of rows, params.dp.clip bounds each row's "
+            "gradient: set that one"
         )
     if section.class_weights == "balanced":
         raise ConfigError(
-            'local.class_weights: "balanced" depends on the number of rows of each class, which the noise of params.dp '
-            'does not hide: give weights that you know beforehand, such as { "ill" = 3.0 }'
+            'local.class_weights: "balanced" depends on the number of rows of each class, which '
+            "the noise of params.dp does not hide: give weights that you know beforehand, such "
+            'as { "ill" = 3.0 }'
         )

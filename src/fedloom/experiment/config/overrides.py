@@ -35,11 +35,17 @@ def override(values: dict[str, Any], text: str) -> None:
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge settings recursively. `rounds` and `iterations` replace each other; a new partition drops old options."""
+    """Merge settings recursively. `rounds` and `iterations` replace each other; a new partition
+    drops old options.
+    """
     found = dict(under)
     for key, value in over.items():
         below = found.get(key)
-        found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        found[key] = (
+            merged(below, value)
+            if isinstance(below, Mapping) and isinstance(value, Mapping)
+            else value
+        )
     for one, other in (("rounds", "iterations"), ("iterations", "rounds")):
         if one in over and other not in over:
             found.pop(other, None)

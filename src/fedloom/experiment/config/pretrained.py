@@ -21,15 +21,20 @@ TRAINING = ("epochs", "lr", "batch_size", "seed")
 
 
 class PretrainedConfig(Section):
-    """`[pretrained]`: the server's pretrained model: a file, a published model, or one trained on the server's rows."""
+    """`[pretrained]`: the server's pretrained model: a file, a published model, or one trained on
+    the server's rows.
+    """
 
     file: str | None = None
-    """A safetensors file, as `fedloom pretrain` writes it. A plain one of a state dict needs `model` and `norm`."""
+    """A safetensors file, as `fedloom pretrain` writes it. A plain one of a state dict needs
+    `model` and `norm`.
+    """
     model: str | None = None
-    """A network to train on the server's rows: a name from `fedloom list models`, or `package.module:factory`; "auto":
-    the network of models.pool, or the default one if it has several. Or a published model: `torchvision:NAME`,
-    `hf:NAME`, `hf:FOLDER` (extra vision). None: "auto" if a method of the experiment needs a pretrained model and
-    data.server_rows is not 0."""
+    """A network to train on the server's rows: a name from `fedloom list models`, or
+    `package.module:factory`; "auto": the network of models.pool, or the default one if it has
+    several. Or a published model: `torchvision:NAME`, `hf:NAME`, `hf:FOLDER` (extra vision). None:
+    "auto" if a method of the experiment needs a pretrained model and data.server_rows is not 0.
+    """
     norm: Literal["group", "batch", "none"] | None = None
     """Normalization; None for the network's default, or that of models.norm for "auto"."""
     epochs: int = Field(20, ge=1)
@@ -53,29 +58,47 @@ class PretrainedConfig(Section):
     @classmethod
     def _folder(cls, model: str | None) -> str | None:
         folder = Path(os.path.expanduser((model or "").removeprefix("hf:")))
-        return f"hf:{folder.absolute()}" if model and model.startswith("hf:") and folder.is_dir() else model
+        return (
+            f"hf:{folder.absolute()}"
+            if model and model.startswith("hf:") and folder.is_dir()
+            else model
+        )
 
     @model_validator(mode="after")
     def _one_source(self) -> "PretrainedConfig":
-        published = self.model is not None and (external.is_external(self.model) or is_object(self.model))
+        published = self.model is not None and (
+            external.is_external(self.model) or is_object(self.model)
+        )
         if published and (self.file is not None or self.norm is not None):
-            raise ValueError(f"{self.model} is a published model, so file and norm do not apply: leave them out")
+            raise ValueError(
+                f"{self.model} is a published model, so file and norm do not apply: leave them out"
+            )
         if published and self.changed:
             raise ValueError(self._untrained)
         if self.norm is not None and ":" in (self.model or ""):
             raise ValueError(
-                f"norm does not apply to {self.model}, which chooses its own normalization: leave norm out"
+                f"norm does not apply to {self.model}, which chooses its own normalization: "
+                "leave norm out"
             )
         return self
 
     @property
     def _untrained(self) -> str:
-        return f'{", ".join(self.changed)} apply to training: set model to the network to train, or to "auto"'
+        return (
+            f"{', '.join(self.changed)} apply to training: set model to the network to train, or "
+            'to "auto"'
+        )
 
     @property
     def changed(self) -> list[str]:
-        """Settings of the training that differ from their defaults; a saved config contains all settings."""
-        return [name for name in TRAINING if getattr(self, name) != type(self).model_fields[name].default]
+        """Settings of the training that differ from their defaults; a saved config contains all
+        settings.
+        """
+        return [
+            name
+            for name in TRAINING
+            if getattr(self, name) != type(self).model_fields[name].default
+        ]
 
     @property
     def given(self) -> bool:
@@ -98,7 +121,8 @@ class PretrainedConfig(Section):
             return self
         if self.norm is not None and ":" in network:
             raise ConfigError(
-                f"pretrained.norm does not apply to {network}, which chooses its own normalization: leave it out"
+                f"pretrained.norm does not apply to {network}, which chooses its own "
+                "normalization: leave it out"
             )
         return self.model_copy(update={"model": network, "norm": self.norm or norm})
 
@@ -113,13 +137,16 @@ class PretrainedConfig(Section):
             ConfigError: the settings contradict each other.
         """
         if not self.given and self.norm is not None:
-            raise ConfigError("pretrained.norm needs a model: set pretrained.model, or leave norm out")
+            raise ConfigError(
+                "pretrained.norm needs a model: set pretrained.model, or leave norm out"
+            )
         if not self.given and self.changed:
             raise ConfigError(f"pretrained: {self._untrained}")
         if "pretrained encoder" in method.needs and not self.given:
             raise ConfigError(
-                f"pretrained: {method.name} needs a pretrained model at the server: set pretrained.file, or "
-                "pretrained.model to train one on the server's rows, such as pretrained.model=resnet8x4"
+                f"pretrained: {method.name} needs a pretrained model at the server: set "
+                "pretrained.file, or pretrained.model to train one on the server's rows, such as "
+                "pretrained.model=resnet8x4"
             )
         if self.model not in (AUTO, None):
             try:
@@ -128,6 +155,6 @@ class PretrainedConfig(Section):
                 raise ConfigError(f"pretrained.model: {error}") from None
         if self.to_train and not server:
             raise ConfigError(
-                f"pretrained.model: {self.model} is trained on the server's rows, but the server has none: set "
-                "data.server_rows, such as data.server_rows=1000"
+                f"pretrained.model: {self.model} is trained on the server's rows, but the server "
+                "has none: set data.server_rows, such as data.server_rows=1000"
             )

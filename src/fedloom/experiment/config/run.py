@@ -1,4 +1,6 @@
-"""The typed, frozen config of runs and comparisons. `fedloom.experiment.plan.reading` reads it from files and flags."""
+"""The typed, frozen config of runs and comparisons. `fedloom.experiment.plan.reading` reads it from
+files and flags.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
@@ -40,16 +42,18 @@ class ModelsConfig(Section):
     """`[models]`: the networks of the clients."""
 
     pool: tuple[str, ...] | None = Field(None, min_length=1)
-    """Networks that clients draw from: names from `fedloom list models`, or `package.module:factory`. None: four small
-    ones for the kind of data."""
+    """Networks that clients draw from: names from `fedloom list models`, or
+    `package.module:factory`. None: four small ones for the kind of data.
+    """
     each: tuple[str, ...] | None = Field(None, min_length=1)
     """The network of each client, in order, in place of draws from `pool`."""
     norm: Literal["group", "batch", "none"] | None = None
     """Normalization; None for each network's default."""
     black_box: BlackBoxConfig = BlackBoxConfig()
     variance: bool = False
-    """Whether networks that predict a number also predict its variance: they learn the likelihood of a Gaussian, and
-    answers are compared as Gaussians."""
+    """Whether networks that predict a number also predict its variance: they learn the likelihood
+    of a Gaussian, and answers are compared as Gaussians.
+    """
 
     @field_validator("pool", mode="before")
     @classmethod
@@ -69,19 +73,27 @@ class ModelsConfig(Section):
         return tuple(dict.fromkeys(self.each or self.pool or ()))
 
     def assigned(self, default: Sequence[str], clients: int, seed: int) -> tuple[str, ...]:
-        """The network of each client: those of `each`, or draws from `pool` or the default one, as in section VI-A of
-        FedAL."""
+        """The network of each client: those of `each`, or draws from `pool` or the default one, as
+        in section VI-A of FedAL.
+        """
         pool = self.pool or default
-        return self.each or tuple(pool[i] for i in stream(seed, "architectures").integers(len(pool), size=clients))
+        return self.each or tuple(
+            pool[i] for i in stream(seed, "architectures").integers(len(pool), size=clients)
+        )
 
 
 class EngineConfig(Section):
-    """`[engine]`: where the parties run. Results are equal on all engines, up to the order of sums in `batched`."""
+    """`[engine]`: where the parties run. Results are equal on all engines, up to the order of sums
+    in `batched`.
+    """
 
     name: Literal["local", "auto", "batched", "ray", "isolated", "net"] = "local"
-    """`local`: in one process or `workers` processes. `batched`: parties of one architecture together, for GPUs and
-    small networks without convolutions. `auto`: batched where that is faster, else local. `ray`: on a Ray cluster.
-    `isolated`: each party rebuilt for every call, to check a method page. `net`: at nodes, beside their data."""
+    """`local`: in one process or `workers` processes. `batched`: parties of one architecture
+    together, for GPUs and small networks without convolutions. `auto`: batched where that is
+    faster, else local. `ray`: on a Ray cluster.
+    `isolated`: each party rebuilt for every call, to check a method page. `net`: at nodes, beside
+        their data.
+    """
     workers: int = Field(1, ge=1, le=1024)
     """Number of processes, of one thread each (local, ray)."""
     device: str = "cpu"
@@ -89,7 +101,9 @@ class EngineConfig(Section):
     chunk_size: int | None = Field(None, ge=1)
     """Maximum number of parties at a time (batched); None for as many as fit into memory."""
     memory_mb: int | None = Field(None, ge=0)
-    """Maximum megabytes of parties' state in memory (local; ray: per worker); the rest is on disk. None: no limit."""
+    """Maximum megabytes of parties' state in memory (local; ray: per worker); the rest is on disk.
+    None: no limit.
+    """
     address: str | None = None
     """Address of a running Ray cluster; None starts one on this machine."""
     gpus_per_worker: float = Field(0.0, ge=0)
@@ -110,20 +124,24 @@ class EngineConfig(Section):
         }
         if self.name in one_process and self.workers > 1:
             raise ConfigError(
-                f"the {self.name} engine takes one worker, not {self.workers}: {one_process[self.name]}. "
-                "Leave workers out, or use engine.name = local"
+                f"the {self.name} engine takes one worker, not {self.workers}: "
+                f"{one_process[self.name]}. Leave workers out, or use engine.name = local"
             )
         if self.name in ("local", "auto") and self.workers > 1 and self.device != "cpu":
             raise ConfigError(
-                f"workers run on the CPU, not on {self.device!r}: use the engine batched with one worker, or ray with "
-                "gpus_per_worker"
+                f"workers run on the CPU, not on {self.device!r}: use the engine batched with "
+                "one worker, or ray with gpus_per_worker"
             )
         if self.name == "ray" and self.device != "cpu":
             raise ConfigError(
-                f"the ray engine assigns devices itself, not {self.device!r}: set gpus_per_worker, such as 0.25"
+                f"the ray engine assigns devices itself, not {self.device!r}: set "
+                "gpus_per_worker, such as 0.25"
             )
         if self.name in ("isolated", "net") and self.device != "cpu":
-            raise ConfigError(f"the {self.name} engine runs on the CPU only, not on {self.device!r}: leave device out")
+            raise ConfigError(
+                f"the {self.name} engine runs on the CPU only, not on {self.device!r}: leave "
+                "device out"
+            )
         for name, engines in (
             ("address", ("ray",)),
             ("federation", ("net",)),
@@ -132,18 +150,26 @@ class EngineConfig(Section):
             ("memory_mb", ("local", "auto", "ray")),
         ):
             if getattr(self, name) and self.name not in engines:
-                raise ConfigError(f"{name} belongs to the engine {engines[0]}, not to {self.name}: leave it out")
+                raise ConfigError(
+                    f"{name} belongs to the engine {engines[0]}, not to {self.name}: leave it out"
+                )
         if self.memory_mb is not None and self.device != "cpu":
-            raise ConfigError(f"memory_mb limits state in main memory: leave it out on the device {self.device!r}")
+            raise ConfigError(
+                f"memory_mb limits state in main memory: leave it out on the device {self.device!r}"
+            )
 
 
 class EvaluateConfig(Section):
     """`[evaluate]`: when models are evaluated."""
 
     points: int | None = Field(None, ge=1)
-    """Number of evenly spaced evaluations, the last one at the end; None for every round, at most 100."""
+    """Number of evenly spaced evaluations, the last one at the end; None for every round, at most
+    100.
+    """
     attack_labels: int | None = Field(None, ge=1)
-    """Attack the labels in a vertical run, with this many known labels of each class; None: no attacks."""
+    """Attack the labels in a vertical run, with this many known labels of each class; None: no
+    attacks.
+    """
     leaks: bool = False
     """Attack all messages at the end of the run, and report what each told against chance."""
 
@@ -170,7 +196,9 @@ class RunConfig(Section):
     rounds: int | None = Field(None, ge=0)
     """Number of rounds. Set this or iterations."""
     iterations: int | None = Field(None, ge=1)
-    """Total local steps of a client (epochs, where a method counts those), to compare methods of different tau."""
+    """Total local steps of a client (epochs, where a method counts those), to compare methods of
+    different tau.
+    """
     data: DataConfig = DataConfig()
     columns: ColumnsConfig = ColumnsConfig()
     models: ModelsConfig = ModelsConfig()
@@ -204,17 +232,18 @@ class RunConfig(Section):
         return self
 
     def resolve(self) -> tuple[Method, Any, int]:
-        """The method, its config and the number of rounds, worked out once. `build.resolve` also calls `Planner.check`.
+        """The method, its config and the number of rounds, worked out once. `build.resolve` also
+        calls `Planner.check`.
 
         Raises:
-            ConfigError, MethodError: an unknown method, preset or parameter, an invalid value; or a pool, or numbers of
-                clients or rounds, that the method does not support.
+            ConfigError, MethodError: an unknown method, preset or parameter, an invalid value; or a
+                pool, or numbers of clients or rounds, that the method does not support.
 
         Example:
             >>> method, settings, rounds = RunConfig(method="fedavg", iterations=30, params={"epochs": 2}).resolve()
             >>> method.name, settings.epochs, rounds
             ('fedavg', 2, 15)
-        """
+        """  # noqa: E501
         return self._resolved
 
     @cached_property
@@ -224,12 +253,14 @@ class RunConfig(Section):
         pool = set(self.models.names)
         if self.models.each and len(self.models.each) != self.data.clients:
             raise ConfigError(
-                f"models.each: there are {len(self.models.each)} networks for {self.data.clients} clients: name one "
-                "for each client, or give models.pool, from which clients draw"
+                f"models.each: there are {len(self.models.each)} networks for "
+                f"{self.data.clients} clients: name one for each client, or give models.pool, "
+                "from which clients draw"
             )
         if "one network" in method.needs and len(pool) > 1:
             raise ConfigError(
-                f"models.pool: {method.name} averages weights, so all clients need one network, not {len(pool)}"
+                f"models.pool: {method.name} averages weights, so all clients need one network, "
+                f"not {len(pool)}"
             )
         refuse_black_boxes(method, pool & models.BLACK_BOXES.keys())
         if not any(name in models.BLACK_BOXES or ":" in name for name in pool):
@@ -237,9 +268,11 @@ class RunConfig(Section):
         if cfg.participants(self.data.training) < method.min_clients:
             raise ConfigError(
                 f"{method.name} needs at least {method.min_clients} clients in a round, not "
-                f"{cfg.participants(self.data.training)}: increase data.clients or params.clients_per_round"
+                f"{cfg.participants(self.data.training)}: increase data.clients or "
+                "params.clients_per_round"
             )
-        others = self.aggregate.secure and method.setting == "vertical"  # the active party's own columns take no part
+        # the active party's own columns take no part
+        others = self.aggregate.secure and method.setting == "vertical"
         check_aggregate(self.aggregate, method, cfg, cfg.participants(self.data.training) - others)
         check_local(self.local, method, cfg, self.params, pool)
         rounds = self.rounds
@@ -247,7 +280,8 @@ class RunConfig(Section):
             rounds = -(-(self.iterations or DEFAULT_ITERATIONS) // cfg.iterations_per_round)
         if 0 < rounds < cfg.min_rounds:
             raise ConfigError(
-                f"rounds: {method.name} with these settings needs at least {cfg.min_rounds} rounds, not {rounds}"
+                f"rounds: {method.name} with these settings needs at least {cfg.min_rounds} "
+                f"rounds, not {rounds}"
             )
         return method, cfg, rounds
 
@@ -258,7 +292,9 @@ class RunConfig(Section):
 
     @property
     def label(self) -> str:
-        """The run's name, or its method's; of a page, the name after the colon or the file's without its folder."""
+        """The run's name, or its method's; of a page, the name after the colon or the file's
+        without its folder.
+        """
         file, _, name = self.method.partition(".py:")
         return self.name or name or (Path(file).stem if self.method_is_file else self.method)
 
@@ -278,16 +314,22 @@ def refuse_black_boxes(method: Method, black_boxes: Collection[str]) -> None:
     if black_boxes and method.black_box is None:
         able = [m.name for m in methods.registry().values() if m.black_box]
         raise ConfigError(
-            f"models.pool: {method.name} does not support the black box {min(black_boxes)}: leave it out, or use "
-            f"{', '.join(able)}"
+            f"models.pool: {method.name} does not support the black box {min(black_boxes)}: "
+            f"leave it out, or use {', '.join(able)}"
         )
 
 
 def refuse_task(method: Method, kind: TaskKind) -> None:
     """Raise ConfigError if the method cannot predict what the label is."""
     tasks = {m.name: m.tasks for m in methods.registry().values() if m.setting == method.setting}
-    if reason := refusal(method.name, kind, {**tasks, method.name: method.tasks}, method.only_classes):
-        hint = 'set data.task = "classes" if the label has classes' if kind == "number" else "choose another"
+    if reason := refusal(
+        method.name, kind, {**tasks, method.name: method.tasks}, method.only_classes
+    ):
+        hint = (
+            'set data.task = "classes" if the label has classes'
+            if kind == "number"
+            else "choose another"
+        )
         raise ConfigError(f"method: {reason}; {hint}")
 
 
@@ -295,8 +337,8 @@ def refuse_settings(run: RunConfig) -> None:
     """Raise ConfigError if `[models.black_box]` is set; for runs without black boxes."""
     if run.models.black_box != BlackBoxConfig():
         raise ConfigError(
-            f"models.black_box: models.pool has no black box: add one ({', '.join(models.BLACK_BOXES)}, or your own "
-            "factory), or leave the section out"
+            "models.black_box: models.pool has no black box: add one "
+            f"({', '.join(models.BLACK_BOXES)}, or your own factory), or leave the section out"
         )
 
 
@@ -304,7 +346,9 @@ class CompareConfig(Section):
     """`[compare]`: several methods and seeds on identical splits."""
 
     methods: tuple[str | dict[str, Any], ...] = Field(min_length=1)
-    """Names, or tables of `method`, `preset`, `params`, `name`, `rounds`. The first is the reference."""
+    """Names, or tables of `method`, `preset`, `params`, `name`, `rounds`. The first is the
+    reference.
+    """
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     """One run for each method and seed."""
 
@@ -315,7 +359,7 @@ class Experiment(Section):
     Example:
         >>> [run.seed for run in Experiment(compare={"methods": ["fedavg"], "seeds": [0, 1]}).runs()]
         [0, 1]
-    """
+    """  # noqa: E501
 
     title: str = ""
     """Title of the report."""
@@ -334,7 +378,9 @@ class Experiment(Section):
         for entry in self.compare.methods:
             change: dict[str, Any] = {"method": entry} if isinstance(entry, str) else dict(entry)
             method = change.get("method", self.run.method)
-            change.setdefault("name", RunConfig(method=method).label if isinstance(method, str) else "")
+            change.setdefault(
+                "name", RunConfig(method=method).label if isinstance(method, str) else ""
+            )
             for seed in self.compare.seeds:
                 both = {**self.run.model_dump(), **change, "seed": seed}
                 for length in ALTERNATIVE.keys() & change.keys():
@@ -344,8 +390,8 @@ class Experiment(Section):
         names = [folder_name(run) for run in runs]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(
-                f"two runs are called {twice[0]!r}: name each method and each seed once; in a file, entries of one "
-                "method with other settings have a `name` each"
+                f"two runs are called {twice[0]!r}: name each method and each seed once; in a "
+                "file, entries of one method with other settings have a `name` each"
             )
         return tuple(runs)
 

@@ -10,10 +10,13 @@ from fedloom.core.problems import problems
 
 
 class Section(BaseModel):
-    """Base of the sections of a config: frozen, and unknown settings are refused. A docstring under a setting describes
-    it."""
+    """Base of the sections of a config: frozen, and unknown settings are refused. A docstring under
+    a setting describes it.
+    """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants"
+    )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with other values; what the original has cached is not copied."""

@@ -27,21 +27,30 @@ SPLIT_SETTINGS = (
 
 
 class ColumnsConfig(Section):
-    """`[columns]`: a data set whose columns are split; or a CSV file for each party, here or at its node; or a manifest
-    of images."""
+    """`[columns]`: a data set whose columns are split; or a CSV file for each party, here or at its
+    node; or a manifest of images.
+    """
 
     aligned: int | None = Field(None, ge=1)
-    """Number of aligned rows, labeled at the active party; None for 200, or all that files have in common."""
+    """Number of aligned rows, labeled at the active party; None for 200, or all that files have in
+    common.
+    """
     unaligned: int | None = Field(None, ge=0)
     """Number of unaligned rows of each party; None for all that remain."""
     blocks_per_party: int | None = Field(None, ge=1)
-    """Number of column blocks, or image cells, at each party, from its own on; None for 2, or 1 at two parties."""
+    """Number of column blocks, or image cells, at each party, from its own on; None for 2, or 1 at
+    two parties.
+    """
     grid: tuple[int, int] | None = None
-    """Rows and columns of cells of an image; None for (2, 2) at four parties, else for one that fits."""
+    """Rows and columns of cells of an image; None for (2, 2) at four parties, else for one that
+    fits.
+    """
     balanced: bool | None = None
     """Whether aligned rows are balanced over classes; None: for images only."""
     imbalance_ratio: float | tuple[float, ...] = 1.0
-    """Γ: ratio of unaligned rows of a majority class to those of another class; one value, or one for each party."""
+    """Γ: ratio of unaligned rows of a majority class to those of another class; one value, or one
+    for each party.
+    """
     majority_classes: int = Field(1, ge=1)
     """Number of majority classes of a party. With two classes it is the first one."""
     rare_classes: tuple[int, ...] = ()
@@ -49,16 +58,18 @@ class ColumnsConfig(Section):
     rare_rows: int = Field(0, ge=0)
     """Number of aligned rows of each rare class: 0 for zero-shot, a few for few-shot."""
     missing: float | tuple[float, ...] | Literal["files"] = 0.0
-    """Probability that a party lacks its columns of an aligned row; one value, or one for each party. "files": a party
-    lacks the people that are in the active party's file and not in its own."""
+    """Probability that a party lacks its columns of an aligned row; one value, or one for each
+    party. "files": a party lacks the people that are in the active party's file and not in its own.
+    """
     missing_test: float | tuple[float, ...] | None = None
     """The same for test rows; None for that of `missing`."""
     missing_seed: int | None = Field(None, ge=0)
     """Seed of these draws; None for the run's."""
     presence: str | None = None
-    """CSV file of which party has which row, instead of `missing`. Its first column is the id of files, sample_id of a
-    manifest, or row (the number of a row in a data set); then a column for each party, with 1 or 0. All parties have
-    the rows that it does not name."""
+    """CSV file of which party has which row, instead of `missing`. Its first column is the id of
+    files, sample_id of a manifest, or row (the number of a row in a data set); then a column for
+    each party, with 1 or 0. All parties have the rows that it does not name.
+    """
     files: tuple[str, ...] = ()
     """CSV file of each party, the active party's first; instead of `data.name`."""
     id: str | tuple[str, ...] | None = None
@@ -66,11 +77,13 @@ class ColumnsConfig(Section):
     label: str | None = None
     """Label column of the active party's file."""
     align: Literal["plain", "openmined"] | None = None
-    """How ids are aligned: in plain text, or by private set intersection (extra `psi`). None: plain for files on this
-    machine, private for nodes."""
+    """How ids are aligned: in plain text, or by private set intersection (extra `psi`). None: plain
+    for files on this machine, private for nodes.
+    """
     private: bool = False
-    """Whether files are private: the active party's at the coordinator, the others at nodes. Then `id` is the active
-    party's column, and the default of nodes (net)."""
+    """Whether files are private: the active party's at the coordinator, the others at nodes. Then
+    `id` is the active party's column, and the default of nodes (net).
+    """
     manifest: str | None = None
     """CSV file that lists images: sample_id, party, view, path, label; instead of `data.name`."""
     image_size: int = Field(32, ge=1)
@@ -89,31 +102,48 @@ class ColumnsConfig(Section):
         if self.files and self.manifest:
             raise ValueError("set files or manifest, not both")
         if self.private and (self.files or self.manifest):
-            raise ValueError("with private = true each node names its own file: leave files and manifest out")
+            raise ValueError(
+                "with private = true each node names its own file: leave files and manifest out"
+            )
         if (self.files or self.private) and (self.id is None or self.label is None):
-            raise ValueError("files need id (the column that identifies a row) and label (the column to predict)")
+            raise ValueError(
+                "files need id (the column that identifies a row) and label (the column to predict)"
+            )
         if not (self.files or self.private) and (self.id is not None or self.label is not None):
-            raise ValueError("id and label are columns of files: set files too, or leave id and label out")
+            raise ValueError(
+                "id and label are columns of files: set files too, or leave id and label out"
+            )
         if self.private and isinstance(self.id, tuple):
             raise ValueError(
-                "with private = true, id is one name, the active party's column: each node names its own in node.toml"
+                "with private = true, id is one name, the active party's column: each node names "
+                "its own in node.toml"
             )
         if isinstance(self.id, tuple) and len(self.id) != len(self.files):
-            raise ValueError(f"id must be one name, or one for each of {len(self.files)} files, not {len(self.id)}")
+            raise ValueError(
+                f"id must be one name, or one for each of {len(self.files)} files, not "
+                f"{len(self.id)}"
+            )
         self._check_missing()
         if self.own_data and (useless := [name for name in SPLIT_SETTINGS if self._differs(name)]):
             source = "a manifest" if self.manifest else "files"
-            raise ValueError(f"{', '.join(useless)} cannot be set with {source}, only for a data set that is split")
+            raise ValueError(
+                f"{', '.join(useless)} cannot be set with {source}, only for a data set that is "
+                "split"
+            )
         return self
 
     def _check_missing(self) -> None:
         """Refuse settings of missing rows that contradict each other."""
         for name in ("missing", "missing_test"):
             value = getattr(self, name)
-            shares = value if isinstance(value, tuple) else (value,) if isinstance(value, float) else ()
+            shares = (
+                value if isinstance(value, tuple) else (value,) if isinstance(value, float) else ()
+            )
             if not all(0 <= share <= 1 for share in shares):
                 raise ValueError(f"{name} must be from 0 to 1, not {value}")
-        drawn = [name for name in ("missing", "missing_test", "missing_seed") if self._differs(name)]
+        drawn = [
+            name for name in ("missing", "missing_test", "missing_seed") if self._differs(name)
+        ]
         if self.presence and drawn:
             raise ValueError(f"presence says which rows are missing: leave {', '.join(drawn)} out")
         if self.missing == "files" and (not self.files or len(drawn) > 1):
@@ -121,12 +151,16 @@ class ColumnsConfig(Section):
         if self.missing == "files" and self.backend != "plain":
             raise ValueError('missing = "files" compares ids in plain text: leave align out')
         if self.private and self.incomplete:
-            raise ValueError("with private = true only rows that all nodes have are aligned: leave missing out")
+            raise ValueError(
+                "with private = true only rows that all nodes have are aligned: leave missing out"
+            )
 
     @property
     def incomplete(self) -> bool:
         """Whether a party may lack aligned or test rows."""
-        return bool(self.presence) or any(self._differs(name) for name in ("missing", "missing_test"))
+        return bool(self.presence) or any(
+            self._differs(name) for name in ("missing", "missing_test")
+        )
 
     def _differs(self, name: str) -> bool:
         """Whether a setting differs from its default; a saved config contains all settings."""
@@ -161,10 +195,14 @@ class TopologyConfig(Section):
     """`[topology]`: the graph of peers. Methods with a server ignore it."""
 
     kind: Literal["full", "regular", "ring", "small-world", "groups", "edges"] = "full"
-    """`full`: all peers. `regular`: a random graph of one `degree`. `ring`. `small-world`: Watts and Strogatz.
-    `groups`: all peers of a group, as in the partition `groups`. `edges`: from a file."""
+    """`full`: all peers. `regular`: a random graph of one `degree`. `ring`. `small-world`: Watts
+    and Strogatz.
+    `groups`: all peers of a group, as in the partition `groups`. `edges`: from a file.
+    """
     degree: int | None = Field(None, ge=1)
-    """Number of neighbours (regular, small-world); None for half of the others, or 4 in a small world."""
+    """Number of neighbours (regular, small-world); None for half of the others, or 4 in a small
+    world.
+    """
     rewire: float = Field(0.1, ge=0, le=1)
     """Probability of rewiring a link (small-world)."""
     groups: int = Field(5, ge=1)
@@ -183,7 +221,9 @@ class TopologyConfig(Section):
         for name, kinds in owners.items():
             given = getattr(self, name) != type(self).model_fields[name].default
             if given and self.kind not in kinds:
-                raise ValueError(f"{name} applies to kind = {' or '.join(kinds)}, not {self.kind}: leave it out")
+                raise ValueError(
+                    f"{name} applies to kind = {' or '.join(kinds)}, not {self.kind}: leave it out"
+                )
         if self.kind == "edges" and self.file is None:
             raise ValueError("kind = edges needs file, a file with one link per line")
         return self
@@ -200,7 +240,9 @@ class TopologyConfig(Section):
             self._edges(clients)
 
     def graph(self, clients: int, seed: int) -> Graph | None:
-        """The neighbours of each client; None for the full graph. Raises ConfigError if the graph cannot exist."""
+        """The neighbours of each client; None for the full graph. Raises ConfigError if the graph
+        cannot exist.
+        """
         if self.kind == "ring":
             return graphs.ring(clients)
         if self.kind == "groups":
@@ -216,7 +258,9 @@ class TopologyConfig(Section):
             text = Path(self.file or "").read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise ConfigError(f"cannot read {self.file} ({reason}): name a file with one link per line") from None
+            raise ConfigError(
+                f"cannot read {self.file} ({reason}): name a file with one link per line"
+            ) from None
         try:
             return graphs.edges(text, clients)
         except ConfigError as error:
@@ -224,7 +268,9 @@ class TopologyConfig(Section):
 
 
 class Absence(Section):
-    """An absence of a client from round `start` up to, but not including, round `end`. Rounds count from 0."""
+    """An absence of a client from round `start` up to, but not including, round `end`. Rounds count
+    from 0.
+    """
 
     client: int = Field(ge=0)
     """Id of the client."""
@@ -245,7 +291,9 @@ class Absence(Section):
 
 
 class ChurnConfig(Section):
-    """`[churn]`: clients that join late, leave, or are absent for some rounds. An absent client receives no message."""
+    """`[churn]`: clients that join late, leave, or are absent for some rounds. An absent client
+    receives no message.
+    """
 
     away: tuple[Absence, ...] = ()
     """Absences. A client may have several."""
@@ -256,7 +304,9 @@ class ChurnConfig(Section):
         return tuple(i for i in clients if i not in absent)
 
     def check(self, clients: int, rounds: int, unseen: Sequence[int] = ()) -> None:
-        """Raise ConfigError for an absence of an unknown client, or a round without training clients."""
+        """Raise ConfigError for an absence of an unknown client, or a round without training
+        clients.
+        """
         named = {a.client for a in self.away}
         if named and max(named) >= clients:
             raise ConfigError(f"away names client {max(named)}; valid ids are 0–{clients - 1}")
@@ -266,4 +316,6 @@ class ChurnConfig(Section):
                 {a.start for a in self.away}
             ):  # the number of present clients is lowest where an absence begins
                 if t < rounds and not self.present(training, t):
-                    raise ConfigError(f"no client is present in round {t}: keep at least one client")
+                    raise ConfigError(
+                        f"no client is present in round {t}: keep at least one client"
+                    )

@@ -8,13 +8,19 @@ OPTIONS = {"--resume": "resume=True", "--out": "out", "--tune": "tune=True", "--
 """An option of the command line -> the argument of `run` or `compare`."""
 _ENTRIES = re.compile(r"write in a file: \[compare\] methods = (\[.*\])")
 _KEY = re.compile(r"(\w+) = ")
-_PLACES = re.compile(r"(?<=Write )([a-z_]+(?:\.[a-z_]+)*(?: or [a-z_]+(?:\.[a-z_]+)*)*)(?=\.(?:$|\n))", re.M)
+_PLACES = re.compile(
+    r"(?<=Write )([a-z_]+(?:\.[a-z_]+)*(?: or [a-z_]+(?:\.[a-z_]+)*)*)(?=\.(?:$|\n))", re.M
+)
 _SETTING = re.compile(r"-s '?([a-z_]+(?:\.[a-z_]+)+)=((?:\[[^\]]*\]|[\w./-])+)'?")
 
 
 def in_python(text: str) -> str:
-    """The text with `Write data.clients` and options such as `--resume` as arguments: `Write clients=…`."""
-    text = _PLACES.sub(lambda found: " or ".join(argument(path, "…") for path in found[0].split(" or ")), text)
+    """The text with `Write data.clients` and options such as `--resume` as arguments: `Write
+    clients=…`.
+    """
+    text = _PLACES.sub(
+        lambda found: " or ".join(argument(path, "…") for path in found[0].split(" or ")), text
+    )
     text = _SETTING.sub(lambda found: argument(found[1], _literal(found[2])), text)
     for option, name in OPTIONS.items():
         text = re.sub(rf"{option}(?![\w-])", name, text)
@@ -24,7 +30,9 @@ def in_python(text: str) -> str:
 
 
 def argument(path: str, value: str) -> str:
-    """The keyword argument of a setting: `params={"lr": …}` of `params.lr`, and `clients=…` of `data.clients`."""
+    """The keyword argument of a setting: `params={"lr": …}` of `params.lr`, and `clients=…` of
+    `data.clients`.
+    """
     first, *rest = path.split(".")
     if path in ("data.name", "models.pool"):
         return f"{first}={value}"

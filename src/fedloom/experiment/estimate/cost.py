@@ -1,9 +1,11 @@
 """Estimate the cost of a run before it starts and without its data: passes, operations, hours.
 
-A miniature of the run is timed for three rounds: the same method and settings, on random rows, with a small network
-that counts its rows. Its cost per round and evaluation is scaled to the run's rounds and clients, and to its networks
-by timing a few steps of each (`fedloom.experiment.estimate.speed`), so that it covers every method. The estimate is
-within a factor of two if all clients fit into the miniature; it does not see rounds that differ from the first three.
+A miniature of the run is timed for three rounds: the same method and settings, on random rows, with
+a small network that counts its rows. Its cost per round and evaluation is scaled to the run's
+rounds and clients, and to its networks by timing a few steps of each
+(`fedloom.experiment.estimate.speed`), so that it covers every method. The estimate is within a
+factor of two if all clients fit into the miniature; it does not see rounds that differ from the
+first three.
 """
 
 import json
@@ -64,7 +66,9 @@ KNOWN: dict[str, DataSize] = {
     "adult": ((108,), 2, 48_842, 0),
     "credit": ((23,), 2, 30_000, 0),
 }
-"""Shape of a row, classes, training rows, and rows of the official test split, of each registered data set."""
+"""Shape of a row, classes, training rows, and rows of the official test split, of each registered
+data set.
+"""
 OWNERS = {"femnist": 226, "celeba": 20}
 """Mean number of rows per owner, for natural partitions."""
 UNSEEN: DataSize = ((64,), 10, 5_000, 0)
@@ -82,7 +86,8 @@ class Cost:
     Attributes:
         passes: forward passes of one row; a row in a training step counts 3.
         seconds: seconds on one core of this machine.
-        gpu: rough seconds on one GPU: see `GPU_RATE` and `GPU_STEP` of `fedloom.experiment.estimate.speed`.
+        gpu: rough seconds on one GPU: see `GPU_RATE` and `GPU_STEP` of
+            `fedloom.experiment.estimate.speed`.
         once: costs of pretraining by key; runs may share one.
     """
 
@@ -94,7 +99,9 @@ class Cost:
     def __add__(self, other: "Cost") -> "Cost":
         """The sum; a shared pretraining counts once."""
         once = tuple(sorted(dict(self.once + other.once).items(), key=lambda item: item[0]))
-        return Cost(self.passes + other.passes, self.seconds + other.seconds, self.gpu + other.gpu, once)
+        return Cost(
+            self.passes + other.passes, self.seconds + other.seconds, self.gpu + other.gpu, once
+        )
 
     def whole(self) -> "Cost":
         """The cost including pretraining."""
@@ -133,13 +140,16 @@ def cost(run: RunConfig) -> Cost:
 
 
 def _cost(real: NetworkSpeed, work: Passes, small: NetworkSpeed | None = None) -> Cost:
-    """The cost of passes through a network, less that of the small network that was timed in its place."""
+    """The cost of passes through a network, less that of the small network that was timed in its
+    place.
+    """
     seconds = real.seconds(work) - (small.seconds(work) if small else 0.0)
     return Cost(work.asked + 3 * work.trained, max(0.0, seconds), real.gpu(work))
 
 
 def describe(costs: Iterable[Cost], workers: int = 1) -> str:
-    """Runs, passes and hours in a sentence. Batched parties and runs in lock-step, which `auto` may choose by measuring
+    """Runs, passes and hours in a sentence. Batched parties and runs in lock-step, which `auto` may
+    choose by measuring
     this machine, take less: what they save is not estimated.
 
     Args:
@@ -152,7 +162,9 @@ def describe(costs: Iterable[Cost], workers: int = 1) -> str:
     if total.passes >= 1e5:
         passes = f"{total.passes:.1e}".replace("e+0", "e").replace("e+", "e")
     text = f"{len(every)} run{'s' * (len(every) != 1)}, {passes} sample passes, "
-    text += f"about {_rounded(seconds)} on {workers} core{'s' * (workers != 1)} with parties one by one"
+    text += (
+        f"about {_rounded(seconds)} on {workers} core{'s' * (workers != 1)} with parties one by one"
+    )
     return text + (f", some {_rounded(total.gpu)} on one GPU (rough)" if seconds > 2 * 3600 else "")
 
 
@@ -175,7 +187,11 @@ class _CountRows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns x."""
-        new = Passes(trained=len(x), steps=1) if torch.is_grad_enabled() else Passes(asked=len(x), asks=1)
+        new = (
+            Passes(trained=len(x), steps=1)
+            if torch.is_grad_enabled()
+            else Passes(asked=len(x), asks=1)
+        )
         _CountRows.total += new
         return x
 
@@ -188,14 +204,18 @@ def stand_in(input_shape: Shape, classes: int) -> Classifier:
 
 
 def miniature(run: RunConfig) -> RunConfig:
-    """Three rounds of the run on synthetic rows with small networks and at most 16 clients, each with as many rows as
-    in the run. Equal for runs that differ in their networks, length or number of clients alone."""
+    """Three rounds of the run on synthetic rows with small networks and at most 16 clients, each
+    with as many rows as in the run. Equal for runs that differ in their networks, length or number
+    of clients alone.
+    """
     method, cfg, _ = run.resolve()
     shape, classes, rows, official = _size(run)
     data = run.data
     if method.setting == "vertical":
         clients, rows = data.clients, rows + official
-        split: dict[str, Any] = {"test_fraction": official / rows if official else data.test_fraction}
+        split: dict[str, Any] = {
+            "test_fraction": official / rows if official else data.test_fraction
+        }
         split |= {"test_rows": data.test_rows, "validation": data.validation}
     else:
         clients, server = min(data.clients, CLIENTS), data.rows_at_server(rows)
@@ -208,21 +228,35 @@ def miniature(run: RunConfig) -> RunConfig:
         test = min(held, data.test_rows or held) or 1
         own, partition = _shared_out(run, method, max(left - public, 0) // data.clients)
         rows = server + public + clients * own + test
-        split = {"server_rows": server, "public_rows": public, "test_fraction": (test + 0.5) / (rows - server)}
+        split = {
+            "server_rows": server,
+            "public_rows": public,
+            "test_fraction": (test + 0.5) / (rows - server),
+        }
         split |= {**partition, "unseen": data.unseen if clients == data.clients else 0.0}
-    pool = [name if name in BLACK_BOXES else STAND_IN for name in dict.fromkeys(_networks(run, method, shape))]
-    pretrained = PretrainedConfig(model=STAND_IN, epochs=1) if run.pretrained.given else PretrainedConfig()
+    pool = [
+        name if name in BLACK_BOXES else STAND_IN
+        for name in dict.fromkeys(_networks(run, method, shape))
+    ]
+    pretrained = (
+        PretrainedConfig(model=STAND_IN, epochs=1) if run.pretrained.given else PretrainedConfig()
+    )
     topology = run.topology.model_dump()
     if clients < data.clients:
         topology["kind"] = "full" if topology["kind"] == "edges" else topology["kind"]
-        topology |= {"file": None, "degree": topology["degree"] and min(topology["degree"], clients - 1)}
+        topology |= {
+            "file": None,
+            "degree": topology["degree"] and min(topology["degree"], clients - 1),
+        }
         if topology["kind"] == "groups":
             topology["groups"] = max(1, topology["groups"] * clients // data.clients)
     mini: RunConfig = validated(
         RunConfig,
         {
             **run.model_dump(include={"method", "preset", "params"}),
-            "columns": {} if run.columns.own_data else run.columns.model_dump(include=COUNTED_COLUMNS),
+            "columns": {}
+            if run.columns.own_data
+            else run.columns.model_dump(include=COUNTED_COLUMNS),
             "rounds": max(ROUNDS, cfg.min_rounds + 2),
             "data": {
                 "name": f"noise:{rows}x{'x'.join(map(str, mini_shape(shape)))}:{classes}",
@@ -232,7 +266,9 @@ def miniature(run: RunConfig) -> RunConfig:
             },
             "models": {
                 "pool": tuple(dict.fromkeys(pool)),
-                "black_box": run.models.black_box if {*pool} & BLACK_BOXES.keys() else BlackBoxConfig(),
+                "black_box": run.models.black_box
+                if {*pool} & BLACK_BOXES.keys()
+                else BlackBoxConfig(),
             },
             "pretrained": pretrained,
             "topology": topology,
@@ -251,18 +287,22 @@ def mini_shape(shape: Shape) -> Shape:
 
 
 def measured(mini: RunConfig) -> list[Passes]:
-    """Time a miniature: setup, the first round with the evaluation before it, the mean of the middle rounds, and the
-    last round with the evaluation after it. Kept in the user's cache."""
+    """Time a miniature: setup, the first round with the evaluation before it, the mean of the
+    middle rounds, and the last round with the evaluation after it. Kept in the user's cache.
+    """
     kept = _kept(mini)
     with suppress(OSError, ValueError, TypeError):
-        setup, first, between, last = (Passes(**each) for each in json.loads(kept.read_text(encoding="utf-8")))
+        setup, first, between, last = (
+            Passes(**each) for each in json.loads(kept.read_text(encoding="utf-8"))
+        )
         return [setup, first, between, last]
     import sklearn.metrics  # noqa: F401  # imported by the first evaluation of a process
 
     marks = [_now()]
 
     def begin(plan: RunPlan) -> Engine:
-        marks.append(replace(marks[0], seconds=_now().seconds))  # without the passes of a pretraining
+        # without the passes of a pretraining
+        marks.append(replace(marks[0], seconds=_now().seconds))
         engine = start(plan)
         marks.append(_now())
         return engine
@@ -270,7 +310,11 @@ def measured(mini: RunConfig) -> list[Passes]:
     log = logging.getLogger("fedloom")
     silent, log.disabled = log.disabled, True  # the run itself will log its warnings
     try:
-        execute(mini, progress=lambda _: marks.append(_now()), backend=lambda *_, **__: Backend(start=begin))
+        execute(
+            mini,
+            progress=lambda _: marks.append(_now()),
+            backend=lambda *_, **__: Backend(start=begin),
+        )
     finally:
         log.disabled = silent
     first, *middle, last = (after.minus(before) for before, after in pairwise(marks[2:]))
@@ -308,24 +352,38 @@ def _size(run: RunConfig) -> DataSize:
         form = run.data.row_schema.build()
         return form.input_shape, len(form.classes), run.data.clients * 500, 0
     if run.columns.own_data:
-        return ((3, run.columns.image_size, run.columns.image_size) if run.columns.manifest else UNSEEN[0]), *UNSEEN[1:]
+        return (
+            (3, run.columns.image_size, run.columns.image_size)
+            if run.columns.manifest
+            else UNSEEN[0]
+        ), *UNSEEN[1:]
     if run.data.name in KNOWN:
         return KNOWN[run.data.name]
     if not Path(run.data.name).expanduser().exists():
         return UNSEEN
     data = load(run.data.name)
-    return data.input_shape, len(data.classes), len(data.train), 0 if data.test is None else len(data.test)
+    return (
+        data.input_shape,
+        len(data.classes),
+        len(data.train),
+        0 if data.test is None else len(data.test),
+    )
 
 
 def _shared_out(run: RunConfig, method: Method, even: int) -> tuple[int, dict[str, Any]]:
-    """Rows per client of a miniature, and their partition. Only peers, which may choose neighbours by their rows, keep
-    a skewed one."""
+    """Rows per client of a miniature, and their partition. Only peers, which may choose neighbours
+    by their rows, keep a skewed one.
+    """
     options, name = run.data.options, run.data.partition
     if name == "natural":
         return OWNERS.get(run.data.name, max(1, even)), {"partition": "iid"}
     if method.server is None:
         return max(1, even), {"partition": name, "options": options}
-    drawn = int(1.5 * options.get("rows", 20)) if name == "random-classes" else min(even, options.get("rows") or even)
+    drawn = (
+        int(1.5 * options.get("rows", 20))
+        if name == "random-classes"
+        else min(even, options.get("rows") or even)
+    )
     return max(1, drawn), {"partition": "iid"}
 
 
@@ -363,8 +421,16 @@ def _pretraining(
 ) -> tuple[tuple[str, Cost], ...]:
     """The cost of pretraining the server's model on its rows, by a key that runs share."""
     own, name = run.pretrained, _teacher(run, shape)
-    needed = getattr(cfg, "taught", bool({"pretrained server model", "pretrained encoder"} & {*method.needs}))
-    if not needed or own.file or own.model not in {*MODELS, AUTO} or not rows or name in BLACK_BOXES:
+    needed = getattr(
+        cfg, "taught", bool({"pretrained server model", "pretrained encoder"} & {*method.needs})
+    )
+    if (
+        not needed
+        or own.file
+        or own.model not in {*MODELS, AUTO}
+        or not rows
+        or name in BLACK_BOXES
+    ):
         return ()
     norm = own.norm or (run.models.norm if own.model == AUTO else None)
     key = f"{run.data.name} {rows} {name} {norm} {own.epochs} {own.batch_size} {own.lr} {own.seed}"

@@ -57,12 +57,16 @@ class Passes:
 
     def minus(self, other: "Passes") -> "Passes":
         """The difference, clipped at 0."""
-        return Passes(*(max(0.0, a - b) for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Passes(
+            *(max(0.0, a - b) for a, b in zip(astuple(self), astuple(other), strict=True))
+        )
 
 
 @dataclass(frozen=True)
 class NetworkSpeed:
-    """Operations per row (forward, training step), and seconds per step and row (training, forward)."""
+    """Operations per row (forward, training step), and seconds per step and row (training,
+    forward).
+    """
 
     forward: float
     training: float
@@ -92,8 +96,11 @@ def speed(name: str, shape: Shape, classes: int, norm: Norm | None) -> NetworkSp
     forward, training, weights = flops(name, shape, classes, norm)
     if 2 * training > DIRECT or weights > LARGE:
         like = speed(*REFERENCE, 10, None)
-        trained, asked = like.trained * training / like.training, like.asked * forward / like.forward
-        return NetworkSpeed(forward, training, like.step + WEIGHT * weights, trained, like.ask, asked)
+        trained = like.trained * training / like.training
+        asked = like.asked * forward / like.forward
+        return NetworkSpeed(
+            forward, training, like.step + WEIGHT * weights, trained, like.ask, asked
+        )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -132,7 +139,8 @@ def _seconds(work: Callable[[], object]) -> float:
 
 @lru_cache(maxsize=256)
 def flops(name: str, shape: Shape, classes: int, norm: Norm | None) -> tuple[float, float, int]:
-    """Operations per row (forward, training step), counted without computation, and the number of weights.
+    """Operations per row (forward, training step), counted without computation, and the number of
+    weights.
 
     Raises:
         ModelError: there is no such network for rows of this shape.

@@ -32,7 +32,8 @@ class DataAssignment:
         schema: given a party's number, the schema of its rows: kind, shape, classes and columns.
         describe: returns the data part of `partition.json`.
         labels: for each set of test rows, the labels (n,) of each party's rows.
-        own_chances: (N,) chance level of each client on its own test rows; None unless all have such rows here.
+        own_chances: (N,) chance level of each client on its own test rows; None unless all have
+            such rows here.
         dataset: horizontal: the data set, or its schema where the rows are private.
         split: horizontal: the rows of each party, if partitioned here.
         server_rows: (n,) indices of the server's rows.
@@ -68,12 +69,16 @@ def target_of(dataset: DatasetLike, variance: bool = False) -> Number | None:
         ConfigError: `variance` is set for classes.
     """
     if dataset.classes and variance:
-        raise ConfigError("models.variance is for a number to predict, and this label has classes: leave it out")
+        raise ConfigError(
+            "models.variance is for a number to predict, and this label has classes: leave it out"
+        )
     return None if dataset.classes else Number(*dataset.target, variance)
 
 
 def task_of(dataset: DatasetLike, variance: bool = False) -> Task:
-    """What a data set's label is: classes, or a number with its scale. Raises ConfigError: see `target_of`."""
+    """What a data set's label is: classes, or a number with its scale. Raises ConfigError: see
+    `target_of`.
+    """
     return target_of(dataset, variance) or Classes(len(dataset.classes))
 
 
@@ -83,14 +88,17 @@ def training_labels(dataset: Dataset) -> np.ndarray:
     return dataset.y if target is None else target.standardized(dataset.y)
 
 
-def schema(kind: str, shape: Sequence[int], classes: Sequence[str], columns: Sequence[str] = ()) -> dict[str, Any]:
+def schema(
+    kind: str, shape: Sequence[int], classes: Sequence[str], columns: Sequence[str] = ()
+) -> dict[str, Any]:
     """See `DataAssignment.schema`."""
     return {"kind": kind, "shape": list(shape), "classes": list(classes), "columns": list(columns)}
 
 
 def chance(y: np.ndarray) -> float:
-    """The chance level on test rows with these labels (n,), n >= 1: the accuracy of the most frequent class, or the
-    root mean squared error of the best constant, in the number's unit."""
+    """The chance level on test rows with these labels (n,), n >= 1: the accuracy of the most
+    frequent class, or the root mean squared error of the best constant, in the number's unit.
+    """
     return chance_error(y) if y.dtype.kind == "f" else float(np.bincount(y).max() / len(y))
 
 
@@ -106,10 +114,18 @@ def digest(text: str, *arrays: np.ndarray) -> str:
 
 
 def rows_of(
-    x: np.ndarray, known: DatasetLike | PartyView, which: np.ndarray, device: str, labels: np.ndarray | None = None
+    x: np.ndarray,
+    known: DatasetLike | PartyView,
+    which: np.ndarray,
+    device: str,
+    labels: np.ndarray | None = None,
 ) -> Rows:
-    """The rows `which` (n,) of x (N, ...) with labels (N,), standardized like the data set, on this device."""
+    """The rows `which` (n,) of x (N, ...) with labels (N,), standardized like the data set, on this
+    device.
+    """
     shape = (-1, *[1] * (x.ndim - 2))  # channels or columns first, then broadcast
     arrays = (x, which, known.shift.reshape(shape), known.scale.reshape(shape))
     pool, index, shift, scale = (torch.from_numpy(a).to(device) for a in arrays)
-    return Rows(pool, None if labels is None else torch.from_numpy(labels).to(device), index, shift, scale)
+    return Rows(
+        pool, None if labels is None else torch.from_numpy(labels).to(device), index, shift, scale
+    )

@@ -14,7 +14,13 @@ from fedloom.core.method import Method
 from fedloom.core.rng import hidden_stream
 from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.plan.networks import COMMON, check_feature_dims, check_groups, check_statistics, warn_of_refits
+from fedloom.experiment.plan.networks import (
+    COMMON,
+    check_feature_dims,
+    check_groups,
+    check_statistics,
+    warn_of_refits,
+)
 from fedloom.experiment.plan.pretrained import server_pretrained
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import Planner, RunPlan
@@ -44,8 +50,11 @@ def resolve(run: RunConfig, *, at_node: bool = False) -> tuple[Method, Any, int,
     return method, cfg, rounds, planner
 
 
-def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | None = None) -> RunPlan:
-    """The plan of a run. With equal data, seed and models, all methods get equal splits and initial weights.
+def build(
+    run: RunConfig, files: PrivateData | None = None, *, secret: int | None = None
+) -> RunPlan:
+    """The plan of a run. With equal data, seed and models, all methods get equal splits and initial
+    weights.
 
     Args:
         run: the config.
@@ -62,19 +71,27 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
         (run.columns.private, "columns.private", "columns"),
     ):
         if own and files is None:
-            raise ConfigError(f"{section}: parties with private {noun} run at nodes: add --engine net")
+            raise ConfigError(
+                f"{section}: parties with private {noun} run at nodes: add --engine net"
+            )
     files = files or PrivateData()
     here = run
     if method.without_network:
         here = run.model_copy(update={"engine": run.engine.model_copy(update={"device": "cpu"})})
-    plan = with_local(with_aggregator(with_secret(planner.build(here, method, cfg, rounds, files), secret)))
+    plan = with_local(
+        with_aggregator(with_secret(planner.build(here, method, cfg, rounds, files), secret))
+    )
     plan = replace(plan, run=run, known_as="" if files.matched is None else files.matched.run)
     data = plan.data.dataset
     own_model = (
         None
         if data is None
         else server_pretrained(
-            pretrained_of(run, data.kind), data, plan.data.server_rows, run.engine.device, run.models.variance
+            pretrained_of(run, data.kind),
+            data,
+            plan.data.server_rows,
+            run.engine.device,
+            run.models.variance,
         )
     )
     warn_of_refits(plan)
@@ -85,7 +102,9 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
         clients = plan.contexts
         if "pretrained encoder" in method.needs:
             clients = [replace(context, encoder=own_model.encoder) for context in clients]
-        server = replace(plan.server_context, pretrained=own_model.teacher, encoder=own_model.encoder)
+        server = replace(
+            plan.server_context, pretrained=own_model.teacher, encoder=own_model.encoder
+        )
         plan = replace(plan, server_context=server, contexts=clients, pretrained=own_model.digest)
     _ = plan.server  # errors in its constructor are raised here, before any work
     return plan
@@ -94,16 +113,21 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
 def with_secret(plan: RunPlan, secret: int | None) -> RunPlan:
     """The plan with the secret of the parties on this machine.
 
-    Networks for private columns start from weights that nobody else can draw: with those of the run's seed, the
-    coordinator would find the columns behind the first embeddings. The parties beside it send none.
+    Networks for private columns start from weights that nobody else can draw: with those of the
+    run's seed, the coordinator would find the columns behind the first embeddings. The parties
+    beside it send none.
     """
     if secret is None:
         return plan
     contexts = [replace(context, secret=secret) for context in plan.contexts]
     if plan.run.columns.private:
         seed = plan.run.seed
-        contexts = [c if c.id in plan.colocated else replace(c, network=_hidden(c, seed)) for c in contexts]
-    return replace(plan, server_context=replace(plan.server_context, secret=secret), contexts=contexts)
+        contexts = [
+            c if c.id in plan.colocated else replace(c, network=_hidden(c, seed)) for c in contexts
+        ]
+    return replace(
+        plan, server_context=replace(plan.server_context, secret=secret), contexts=contexts
+    )
 
 
 def _hidden(context: ClientContext, seed: int) -> Callable[[], nn.Module] | None:
@@ -121,7 +145,9 @@ def _shuffled(network: Callable[[], nn.Module], secret: int, on: bytes) -> nn.Mo
     made, rng = network(), hidden_stream(secret, "initial weights", on)
     with torch.no_grad():
         for tensor in made.parameters():
-            tensor.copy_(tensor.flatten()[torch.from_numpy(rng.permutation(tensor.numel()))].view_as(tensor))
+            tensor.copy_(
+                tensor.flatten()[torch.from_numpy(rng.permutation(tensor.numel()))].view_as(tensor)
+            )
     return made
 
 
@@ -129,18 +155,23 @@ def with_aggregator(plan: RunPlan) -> RunPlan:
     """The plan in which all parties know how the run takes means."""
     how = plan.run.aggregate.aggregator()
     contexts = [replace(context, aggregator=how) for context in plan.contexts]
-    return replace(plan, server_context=replace(plan.server_context, aggregator=how), contexts=contexts)
+    return replace(
+        plan, server_context=replace(plan.server_context, aggregator=how), contexts=contexts
+    )
 
 
 def with_local(plan: RunPlan) -> RunPlan:
-    """The plan in which all parties know how to train: the clients, and the active party, which has the labels.
+    """The plan in which all parties know how to train: the clients, and the active party, which has
+    the labels.
 
     Raises:
         ConfigError: the label does not have the classes of `local.class_weights`.
     """
     if not plan.run.local.given:
         return plan
-    how = plan.run.local.training(plan.rounds, plan.data.classes if plan.data.task.kind == "classes" else ())
+    how = plan.run.local.training(
+        plan.rounds, plan.data.classes if plan.data.task.kind == "classes" else ()
+    )
     contexts = [replace(context, local=how) for context in plan.contexts]
     active = plan.method.setting == "vertical"
     server = replace(plan.server_context, local=how) if active else plan.server_context

@@ -15,7 +15,13 @@ from fedloom.core.party import Party
 from fedloom.data.dataset import Dataset, DatasetLike
 from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import EngineConfig, RunConfig
-from fedloom.experiment.plan.build import pretrained_of, resolve, with_aggregator, with_local, with_secret
+from fedloom.experiment.plan.build import (
+    pretrained_of,
+    resolve,
+    with_aggregator,
+    with_local,
+    with_secret,
+)
 from fedloom.experiment.plan.pretrained import architecture, named
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import RunPlan
@@ -36,7 +42,8 @@ class NodeParty:
     Attributes:
         facts: plain values that must be equal at coordinator and node; none is private.
         own: whether its rows are private.
-        counts: numbers of training (or aligned) rows and of test rows, of private data; None for a data set.
+        counts: numbers of training (or aligned) rows and of test rows, of private data; None for a
+            data set.
         notes: what was decided when private rows were read, for the node's owner.
     """
 
@@ -73,18 +80,28 @@ def build_party(
     if not 0 <= number < run.data.clients:
         raise ConfigError(f"there is no party {number}; valid numbers are 0–{run.data.clients - 1}")
     here = run.model_copy(update={"engine": EngineConfig(device=device)})
-    plan = with_secret(planner.build(here, method, cfg, rounds, files or PrivateData(), at=number), secret)
+    plan = with_secret(
+        planner.build(here, method, cfg, rounds, files or PrivateData(), at=number), secret
+    )
     plan = with_local(with_aggregator(plan))
     if number in plan.colocated:
         raise ConfigError(f"party {number} runs beside the server, not at a node")
     if "pretrained encoder" in method.needs and plan.data.dataset is not None:
-        encoder = architecture(pretrained_of(run, plan.data.dataset.kind), plan.data.dataset, run.models.variance)
+        encoder = architecture(
+            pretrained_of(run, plan.data.dataset.kind), plan.data.dataset, run.models.variance
+        )
         plan.contexts[number] = replace(plan.contexts[number], encoder=encoder)
     context = plan.contexts[number]
-    plan.contexts[number] = replace(context, privacy_budget=privacy_budget, min_class_rows=min_class_rows)
+    plan.contexts[number] = replace(
+        context, privacy_budget=privacy_budget, min_class_rows=min_class_rows
+    )
     party = plan.clients[number]()
-    notes = plan.data.dataset.notes if run.data.own and isinstance(plan.data.dataset, Dataset) else ()
-    return NodeParty(party, _facts(run, plan, number), run.data.own, _counts(run, party.context), notes)
+    notes = (
+        plan.data.dataset.notes if run.data.own and isinstance(plan.data.dataset, Dataset) else ()
+    )
+    return NodeParty(
+        party, _facts(run, plan, number), run.data.own, _counts(run, party.context), notes
+    )
 
 
 def _counts(run: RunConfig, context: ClientContext) -> tuple[int, int] | None:
@@ -127,14 +144,18 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], own: str = "
         mend = f"copy the file of [data.{own}] public again"
         both = _both(mine.get("public"), theirs.get("public"))
         messages = [f"its public rows are not the coordinator's: {mend} ({both})"]
-        different = [key for key in different if key not in ("public", "data")]  # data is a hash of public too
+        # data is a hash of public too
+        different = [key for key in different if key not in ("public", "data")]
     if "page" in different and mine.get("method") == theirs.get("method"):
         messages.append(
-            f"its page of {mine['method']} is not the coordinator's: copy the file there, and list it in pages of "
-            f"node.toml ({_both(mine.get('page'), theirs.get('page'))})"
+            f"its page of {mine['method']} is not the coordinator's: copy the file there, and "
+            f"list it in pages of node.toml ({_both(mine.get('page'), theirs.get('page'))})"
         )
-        different = [key for key in different if key not in ("page", "config")]  # config is a hash of the page too
-    return messages + [f"{key[:SHOWN]}: {_both(mine.get(key), theirs.get(key))}" for key in different]
+        # config is a hash of the page too
+        different = [key for key in different if key not in ("page", "config")]
+    return messages + [
+        f"{key[:SHOWN]}: {_both(mine.get(key), theirs.get(key))}" for key in different
+    ]
 
 
 def _both(mine: Any, theirs: Any) -> str:
@@ -142,7 +163,10 @@ def _both(mine: Any, theirs: Any) -> str:
     if isinstance(mine, list) and isinstance(theirs, list):
         pairs = zip([*mine, None], [*theirs, None], strict=False)
         at, (one, other) = next((k, pair) for k, pair in enumerate(pairs) if pair[0] != pair[1])
-        return f"number {at + 1} of {len(mine)} is {_short(one)} here, of {len(theirs)} {_short(other)} there"
+        return (
+            f"number {at + 1} of {len(mine)} is {_short(one)} here, of {len(theirs)} "
+            f"{_short(other)} there"
+        )
     return f"{_short(mine)} here, {_short(theirs)} there"
 
 
@@ -154,7 +178,9 @@ def _short(value: Any) -> str:
 
 
 def config_sha256(run: RunConfig, cfg: Any) -> str:
-    """SHA-256 of all settings that affect results, and of the method's page if it is the user's own."""
+    """SHA-256 of all settings that affect results, and of the method's page if it is the user's
+    own.
+    """
     left_out = {"engine", "name", "preset", "params", "method"}
     method = _page(run) if run.method_is_file else run.method.encode()
     placeless = run.model_copy(update={"data": run.data.model_copy(update={"root": None})})
@@ -179,10 +205,22 @@ def for_nodes(plan: RunPlan) -> RunConfig:
 def config_for_nodes(run: RunConfig, method: Method, known: DatasetLike | None) -> RunConfig:
     """See `for_nodes`. `known`: the data set or its schema."""
     for setting, wrong, mend in (
-        ("columns.files", run.columns.files, "set columns.private=true instead: then each node names its own file"),
+        (
+            "columns.files",
+            run.columns.files,
+            "set columns.private=true instead: then each node names its own file",
+        ),
         ("columns.manifest", run.columns.manifest, "private images at nodes are not supported"),
-        ("topology.file", run.topology.file, "nodes cannot read it: use a kind that is drawn from the seed"),
-        ("data.name", Path(run.data.name).name != run.data.name, "nodes know data by a name, not by a path"),
+        (
+            "topology.file",
+            run.topology.file,
+            "nodes cannot read it: use a kind that is drawn from the seed",
+        ),
+        (
+            "data.name",
+            Path(run.data.name).name != run.data.name,
+            "nodes know data by a name, not by a path",
+        ),
     ):
         if wrong:
             raise ConfigError(f"{setting}: {mend}")
@@ -194,8 +232,8 @@ def config_for_nodes(run: RunConfig, method: Method, known: DatasetLike | None) 
 
 
 def suspicious(run: RunConfig, allowed: Collection[str] = ()) -> list[str]:
-    """A message for each setting with which a received config would run code, read files, or download models here.
-    `data.name` is not checked, as nodes map it to their own data.
+    """A message for each setting with which a received config would run code, read files, or
+    download models here. `data.name` is not checked, as nodes map it to their own data.
 
     Args:
         run: the config.
@@ -213,10 +251,18 @@ def suspicious(run: RunConfig, allowed: Collection[str] = ()) -> list[str]:
         "pretrained.file": run.pretrained.file,
         "engine.address": run.engine.address,
     }
-    found = [f"{setting}: a received config must not name local files" for setting, value in files.items() if value]
+    found = [
+        f"{setting}: a received config must not name local files"
+        for setting, value in files.items()
+        if value
+    ]
     for setting, name in names:
         if name not in allowed and (":" in name or external.is_external(name)):
-            # pretrained.model may now be the path of a folder here, which the coordinator must not learn
+            # pretrained.model may now be the path of a folder here, which the coordinator must not
+            # learn
             which = "this model" if setting == "pretrained.model" else _short(name)
-            found.append(f"{setting}: {which} would run or load code here: the node's owner must allow it by name")
+            found.append(
+                f"{setting}: {which} would run or load code here: the node's owner must allow it "
+                "by name"
+            )
     return found

@@ -1,5 +1,5 @@
-"""The server's pretrained model, from a file, from training on the server's rows, or a published one. It is checked
-before any work and loaded when a method uses it.
+"""The server's pretrained model, from a file, from training on the server's rows, or a published
+one. It is checked before any work and loaded when a method uses it.
 """
 
 import hashlib
@@ -46,7 +46,9 @@ class Pretrained:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The inputs and outputs of a network in a run: shape of a row, what is predicted, and standardization."""
+    """The inputs and outputs of a network in a run: shape of a row, what is predicted, and
+    standardization.
+    """
 
     shape: tuple[int, ...]
     task: Task
@@ -70,7 +72,9 @@ class _Inputs:
         """A network for these inputs, with fixed initial weights."""
         return self.leveled(self.bare(model, norm, SEED), level)
 
-    def fill(self, file: Path, card: weights.Card | None, model: str, norm: Norm | None) -> nn.Module:
+    def fill(
+        self, file: Path, card: weights.Card | None, model: str, norm: Norm | None
+    ) -> nn.Module:
         """A network for these inputs, with the weights of a file."""
         net = self.bare(model, norm, 0)
         weights.fill(file, net, model, card)
@@ -83,7 +87,11 @@ class _Inputs:
 
 
 def server_pretrained(
-    cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, device: str, variance: bool = False
+    cfg: PretrainedConfig,
+    dataset: DatasetLike,
+    rows: np.ndarray,
+    device: str,
+    variance: bool = False,
 ) -> Pretrained | None:
     """The server's pretrained model, if any: checked, but loaded or trained only on use.
 
@@ -95,7 +103,8 @@ def server_pretrained(
         variance: whether networks predict the variance of a number.
 
     Raises:
-        ConfigError: the file's model was trained on other rows of this data set, on other inputs, or for another label.
+        ConfigError: the file's model was trained on other rows of this data set, on other inputs,
+            or for another label.
         CheckpointError: the file is missing or invalid.
         ModelError: the network is unknown, or does not fit the rows.
     """
@@ -110,7 +119,10 @@ def server_pretrained(
         training = training_of(cfg, dataset, rows, device, variance)
         encoder()  # raises ModelError if it does not fit
         return Pretrained(partial(inputs.train, training), encoder, training.key)
-    warn_once(f"pretrained: the training data of {cfg.model} are unknown: they may include client or test rows")
+    warn_once(
+        f"pretrained: the training data of {cfg.model} are unknown: they may include client or "
+        "test rows"
+    )
     if is_object(cfg.model):
         return Pretrained(encoder, encoder, hashlib.sha256(cfg.model.encode()).hexdigest())
     foreign = partial(external.build, cfg.model, inputs.shape, inputs.task.width, *inputs.level)
@@ -125,15 +137,23 @@ def training_of(
     """The training of the section's model on the server's rows (n,) of a data set."""
     assert cfg.model not in (AUTO, None)
     settings = {name: getattr(cfg, name) for name in TRAINING}
-    return Training(dataset, rows, cfg.model, cfg.norm, **settings, device=device, variance=variance)
+    return Training(
+        dataset, rows, cfg.model, cfg.norm, **settings, device=device, variance=variance
+    )
 
 
-def architecture(cfg: PretrainedConfig, dataset: DatasetLike, variance: bool = False) -> Callable[[], nn.Module]:
-    """A function that builds the section's network with fixed initial weights; reads no file and trains nothing."""
+def architecture(
+    cfg: PretrainedConfig, dataset: DatasetLike, variance: bool = False
+) -> Callable[[], nn.Module]:
+    """A function that builds the section's network with fixed initial weights; reads no file and
+    trains nothing.
+    """
     inputs = _Inputs.of(dataset, variance)
     assert cfg.model not in (AUTO, None)
     if external.is_external(cfg.model):
-        return partial(external.build, cfg.model, inputs.shape, inputs.task.width, *inputs.level, seed=SEED)
+        return partial(
+            external.build, cfg.model, inputs.shape, inputs.task.width, *inputs.level, seed=SEED
+        )
     return partial(inputs.build, cfg.model, cfg.norm, inputs.level)
 
 
@@ -146,11 +166,14 @@ def _from_file(
         _disjoint(card, file, dataset, rows)
     elif cfg.model is None:
         raise ConfigError(
-            f"pretrained.file: {file} does not name its network: set pretrained.model and pretrained.norm, or "
-            "write the file with fedloom pretrain"
+            f"pretrained.file: {file} does not name its network: set pretrained.model and "
+            "pretrained.norm, or write the file with fedloom pretrain"
         )
     else:
-        warn_once(f"pretrained: the training data of {file} are unknown: they may include client or test rows")
+        warn_once(
+            f"pretrained: the training data of {file} are unknown: they may include client or "
+            "test rows"
+        )
     model, norm = (cfg.model, cfg.norm) if card is None else (card.model, card.norm)
     assert model is not None
     models.check_name(model)
@@ -165,18 +188,25 @@ def named(cfg: PretrainedConfig, dataset: DatasetLike) -> PretrainedConfig:
     """The section with the network's name only, for nodes, which have no file.
 
     Raises:
-        ConfigError: the file's model was trained with another standardization, or the model is in a folder.
+        ConfigError: the file's model was trained with another standardization, or the model is in a
+            folder.
         CheckpointError: the file is missing or invalid.
     """
-    if cfg.model is not None and cfg.model.startswith("hf:") and Path(cfg.model.removeprefix("hf:")).is_absolute():
-        raise ConfigError(f"pretrained.model: nodes cannot read the folder {cfg.model}: name a published model")
+    if (
+        cfg.model is not None
+        and cfg.model.startswith("hf:")
+        and Path(cfg.model.removeprefix("hf:")).is_absolute()
+    ):
+        raise ConfigError(
+            f"pretrained.model: nodes cannot read the folder {cfg.model}: name a published model"
+        )
     card = None if cfg.file is None else weights.read_card(Path(cfg.file))
     if card is None:
         return PretrainedConfig(model=cfg.model, norm=cfg.norm)
     if (card.shift, card.scale) != _Inputs.of(dataset, False).level:
         raise ConfigError(
-            f"pretrained.file: {cfg.file} was trained with another standardization of {card.dataset}, which nodes do "
-            "not have: pretrain a model with this config"
+            f"pretrained.file: {cfg.file} was trained with another standardization of "
+            f"{card.dataset}, which nodes do not have: pretrain a model with this config"
         )
     return PretrainedConfig(model=card.model, norm=card.norm)
 
@@ -187,34 +217,38 @@ def _suits(card: weights.Card, cfg: PretrainedConfig, file: Path, inputs: _Input
         named, own = getattr(cfg, setting), getattr(card, setting)
         if named not in (None, own):
             raise ConfigError(
-                f"pretrained.{setting}: {file} was made with {'none' if own is None else own}, not {named}: leave the "
-                "setting out, or pretrain a new model"
+                f"pretrained.{setting}: {file} was made with {'none' if own is None else own}, "
+                f"not {named}: leave the setting out, or pretrain a new model"
             )
     made = Classes(card.classes) if card.target is None else Number(*card.target, card.variance)
     if (card.shape, made) != (inputs.shape, inputs.task):
         raise ConfigError(
-            f"pretrained.file: {file} is for inputs of shape {card.shape} and {_said(made)} ({card.dataset}), "
-            f"not {inputs.shape} and {_said(inputs.task)}; pretrain one on this data set"
+            f"pretrained.file: {file} is for inputs of shape {card.shape} and {_said(made)} "
+            f"({card.dataset}), not {inputs.shape} and {_said(inputs.task)}; pretrain one on "
+            "this data set"
         )
 
 
 def _said(task: Task) -> str:
     if isinstance(task, Classes):
         return f"{task.width} classes"
-    return f"a number of mean {task.shift:g} and s.d. {task.scale:g}{' with its variance' if task.variance else ''}"
+    return (
+        f"a number of mean {task.shift:g} and s.d. "
+        f"{task.scale:g}{' with its variance' if task.variance else ''}"
+    )
 
 
 def _disjoint(card: weights.Card, file: Path, dataset: DatasetLike, rows: np.ndarray) -> None:
     """Refuse a model that was trained on other rows of this data set than the server's."""
     if not isinstance(dataset, Dataset) or card.content_sha256 != weights.content(dataset):
         warn_once(
-            f"pretrained: {file} was trained on {card.dataset}, whose content differs from this run's {dataset.name}: "
-            "its training rows may include client or test rows"
+            f"pretrained: {file} was trained on {card.dataset}, whose content differs from this "
+            f"run's {dataset.name}: its training rows may include client or test rows"
         )
     elif card.rows_sha256 != weights.rows_digest(rows):
         raise ConfigError(
-            f"pretrained.file: {file} was trained on {card.rows:,} rows of {card.dataset} which are not the "
-            f"{len(rows):,} rows of this run's server, so they may include client or test rows: "
-            f"set data.server_rows={card.rows}, or pretrain it with this config "
+            f"pretrained.file: {file} was trained on {card.rows:,} rows of {card.dataset} which "
+            f"are not the {len(rows):,} rows of this run's server, so they may include client or "
+            f"test rows: set data.server_rows={card.rows}, or pretrain it with this config "
             f"(fedloom pretrain CONFIG --model {card.model})"
         )

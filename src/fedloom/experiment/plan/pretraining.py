@@ -1,9 +1,11 @@
 """Trains the server's pretrained model on the server's rows, before a run.
 
-Stochastic gradient descent as for the teachers of "Contrastive Representation Distillation" (Tian et al., ICLR 2020) in
-its code: momentum 0.9, weight decay 5e-4, and the learning rate divided by 10 after 5/8, 6/8 and 7/8 of the epochs
-(150, 180 and 210 of 240). Images are shifted by up to 4 pixels with zero padding, small ones by 1/7 of their side, and
-color images are flipped at random. Every epoch is saved, so that an interruption costs one epoch.
+Stochastic gradient descent as for the teachers of "Contrastive Representation Distillation" (Tian
+et al., ICLR 2020) in
+its code: momentum 0.9, weight decay 5e-4, and the learning rate divided by 10 after 5/8, 6/8 and
+7/8 of the epochs (150, 180 and 210 of 240). Images are shifted by up to 4 pixels with zero padding,
+small ones by 1/7 of their side, and color images are flipped at random. Every epoch is saved, so
+that an interruption costs one epoch.
 
 Differs: all batches of an epoch are full; the last one is filled up from the start of the epoch.
 """
@@ -60,7 +62,8 @@ class Training:
     """A training of a model on the server's rows.
 
     Attributes:
-        dataset: with the standardization of the model's inputs, which must not depend on a run's seed.
+        dataset: with the standardization of the model's inputs, which must not depend on a run's
+            seed.
         rows: (n,) indices of the server's rows.
         model: a name of `models.MODELS`, or `package.module:factory`.
         norm: normalization; None for the model's default.
@@ -93,12 +96,18 @@ class Training:
     def build(self) -> torch.nn.Module:
         """The network with its initial weights."""
         first = int(stream(self.seed, "pretrained initial weights").integers(2**31))
-        return models.build(self.model, self.dataset.input_shape, self.task.width, norm=self.norm, seed=first)
+        return models.build(
+            self.model, self.dataset.input_shape, self.task.width, norm=self.norm, seed=first
+        )
 
     @cached_property
     def facts(self) -> dict[str, object]:
         """The values of a file's card."""
-        number = {} if self.dataset.classes else {"target": self.dataset.target, "variance": self.variance}
+        number = (
+            {}
+            if self.dataset.classes
+            else {"target": self.dataset.target, "variance": self.variance}
+        )
         return {
             "model": self.model,
             "norm": self.resolved_norm,
@@ -140,7 +149,8 @@ def cached(training: Training) -> Path:
 
 
 def trained_file(training: Training) -> Path:
-    """The path of the trained model in the cache; it is trained first if missing. Progress is logged.
+    """The path of the trained model in the cache; it is trained first if missing. Progress is
+    logged.
 
     Raises:
         ConfigError, ModelError: see `train`.
@@ -172,7 +182,8 @@ def _log_epoch(epoch: int, epochs: int, loss: float) -> None:
 
 
 def train(training: Training, file: Path, progress: Progress) -> weights.Card:
-    """Train and write the file. An interrupted training resumes after its last epoch, with the same result.
+    """Train and write the file. An interrupted training resumes after its last epoch, with the same
+    result.
 
     Args:
         training: the model, rows and settings.
@@ -186,15 +197,16 @@ def train(training: Training, file: Path, progress: Progress) -> weights.Card:
     part = file.with_name(f"{file.name}.part")
     with _writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=file.parent).close()  # fails now rather than after the first epoch
+        # fails now rather than after the first epoch
+        tempfile.TemporaryFile(dir=file.parent).close()
     network, done = _begin(part, training)
     with _writing(file):
         for epoch in range(done, training.epochs):
             loss = _pass(training, network, epoch)
             if not np.isfinite(loss):
                 raise ModelError(
-                    f"pretraining {training.model} diverged in epoch {epoch + 1}: lower pretrained.lr (now "
-                    f"{training.lr:g}), or change pretrained.norm"
+                    f"pretraining {training.model} diverged in epoch {epoch + 1}: lower "
+                    f"pretrained.lr (now {training.lr:g}), or change pretrained.norm"
                 )
             tree: Any = {"key": training.key, "epoch": epoch + 1, **network.state()}
             write_atomically(part, message.encode(tree, _LIMITS))
@@ -248,7 +260,9 @@ def _pass(training: Training, network: Network, epoch: int) -> float:
 
 
 def moved(raw: Tensor, rng: np.random.Generator) -> Tensor:
-    """Images (B, C, H, W), randomly shifted with zero padding; color images are also randomly flipped."""
+    """Images (B, C, H, W), randomly shifted with zero padding; color images are also randomly
+    flipped.
+    """
     count, channels, height, width = raw.shape
     margin = min(MARGIN, min(height, width) // 7)
     windows = F.pad(raw, [margin] * 4).unfold(2, height, 1).unfold(3, width, 1)
@@ -263,22 +277,31 @@ def moved(raw: Tensor, rng: np.random.Generator) -> Tensor:
 def standardized(data: Dataset, raw: Tensor) -> Tensor:
     """Standardize rows (B, ...)."""
     level = (-1, *[1] * (raw.dim() - 2))
-    shift, scale = (torch.from_numpy(a).to(raw.device).view(level) for a in (data.shift, data.scale))
+    shift, scale = (
+        torch.from_numpy(a).to(raw.device).view(level) for a in (data.shift, data.scale)
+    )
     return raw.sub(shift).div_(scale)
 
 
 def _held_out(training: Training, network: Network) -> dict[str, float | int]:
-    """Accuracy, or the error of a number, on the official test rows, or on all rows not at the server; and the number
-    of these rows, as the values of a card."""
+    """Accuracy, or the error of a number, on the official test rows, or on all rows not at the
+    server; and the number of these rows, as the values of a card.
+    """
     data = training.dataset
-    others = np.setdiff1d(np.arange(len(data.y)), training.rows) if data.test is None else np.sort(data.test)
+    others = (
+        np.setdiff1d(np.arange(len(data.y)), training.rows)
+        if data.test is None
+        else np.sort(data.test)
+    )
     others = others[:: -(-len(others) // HELD_OUT)] if len(others) else others
     labels, task, total = training_labels(data), training.task, 0.0
     for start in range(0, len(others), AT_ONCE):
         rows = others[start : start + AT_ONCE]
         x = standardized(data, torch.from_numpy(data.x[rows]).to(training.device))
         found, y = task.predicted(network.infer(x)).cpu().numpy(), labels[rows]
-        total += float(((found - y) ** 2).sum()) if task.kind == "number" else int((found == y).sum())
+        total += (
+            float(((found - y) ** 2).sum()) if task.kind == "number" else int((found == y).sum())
+        )
     mean = total / max(1, len(others))
     score = {"rmse": mean**0.5 * task.scale} if isinstance(task, Number) else {"accuracy": mean}
     return {**score, "test_rows": len(others)}
@@ -289,4 +312,6 @@ def _writing(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"cannot write {file} ({error.strerror}): choose another --out, or free disk space") from None
+        raise ConfigError(
+            f"cannot write {file} ({error.strerror}): choose another --out, or free disk space"
+        ) from None

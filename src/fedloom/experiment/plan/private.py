@@ -1,4 +1,6 @@
-"""Private data of a party: its files on this machine, and its rows that are aligned with other parties'."""
+"""Private data of a party: its files on this machine, and its rows that are aligned with other
+parties'.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -17,14 +19,22 @@ from fedloom.data.options import OwnFile
 _LIMITS: Final = Limits(max_bytes=1 << 40)
 _SUM: Final = hashlib.sha256().digest_size
 _PLAIN: Final = {
-    "run": str, "caller": str, "start": int, "party": int, "mark": str, "file": str, "classes": int, "others": object,
-}  # fmt: skip
+    "run": str,
+    "caller": str,
+    "start": int,
+    "party": int,
+    "mark": str,
+    "file": str,
+    "classes": int,
+    "others": object,
+}
 _ROWS: Final = ("aligned", "unaligned", "test")
 
 
 @dataclass(frozen=True, eq=False)
 class Matched:
-    """Row indices of one party's file. Entry i of `aligned`, and of `test`, is the same person at every party.
+    """Row indices of one party's file. Entry i of `aligned`, and of `test`, is the same person at
+    every party.
 
     Attributes:
         run: the run's id at the nodes.
@@ -52,7 +62,9 @@ class Matched:
 
     def save(self, path: Path) -> None:
         """Write the file atomically. Raises OSError."""
-        tree: dict[str, Tree] = {name: getattr(self, name) for name in _PLAIN} | {"others": list(self.others)}
+        tree: dict[str, Tree] = {name: getattr(self, name) for name in _PLAIN} | {
+            "others": list(self.others)
+        }
         tree |= {name: torch.from_numpy(getattr(self, name)) for name in _ROWS}
         body = message.encode(tree, _LIMITS)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +88,9 @@ class Matched:
             tree: Any = message.decode(body, _LIMITS)
             message.check_like(tree, {**_PLAIN, **dict.fromkeys(_ROWS, object)})
             rows = {name: tree[name].numpy() for name in _ROWS}
-            return cls(**{name: tree[name] for name in _PLAIN} | rows | {"others": tuple(tree["others"])})
+            return cls(
+                **{name: tree[name] for name in _PLAIN} | rows | {"others": tuple(tree["others"])}
+            )
         except (MessageError, AttributeError, TypeError) as error:
             raise CheckpointError(f"{path} is not a record of matched rows: {error}") from None
 
@@ -92,7 +106,8 @@ class PrivateData:
         public: file with the public rows.
         id: id column; None for the run's setting.
         matched: the aligned rows; None before matching.
-        split_seed: by which private rows are split into training and test rows; None for the run's seed.
+        split_seed: by which private rows are split into training and test rows; None for the run's
+            seed.
         own: the settings of the owner of `rows`, at a node.
     """
 

@@ -33,30 +33,36 @@ def read(
     flags: Mapping[str, Any] | None = None,
     trust: Collection[str] = (),
 ) -> Experiment:
-    """Read an experiment. In a comparison, an overriding seed replaces its seeds, and a method its methods.
+    """Read an experiment. In a comparison, an overriding seed replaces its seeds, and a method its
+    methods.
 
     Example:
         >>> read("quickstart").runs()[0].method
         'fedal'
 
     Args:
-        source: path of a TOML file, "-" for standard input, or name of an experiment or method. A file's top-level keys
-            are those of `RunConfig`, and `title` and `[compare]`.
+        source: path of a TOML file, "-" for standard input, or name of an experiment or method. A
+            file's top-level keys are those of `RunConfig`, and `title` and `[compare]`.
         overrides: `dotted.key=value`, with a TOML value or a bare word.
         flags: top-level keys and values from the command line; None is ignored.
-        trust: code that a file outside the working folder may name, such as `mine.py` or `package.module:name`.
+        trust: code that a file outside the working folder may name, such as `mine.py` or
+            `package.module:name`.
 
     Raises:
         ConfigError: with all errors, one on each line.
     """
     if not isinstance(source, str | Path):
-        raise ConfigError(f"read takes the name or file of an experiment, not a {type(source).__name__}")
+        raise ConfigError(
+            f"read takes the name or file of an experiment, not a {type(source).__name__}"
+        )
     values = read_values(str(source), overrides, flags, trust)
     for key, command in {"sweep": "sweep", "rows": "reproduce"}.items():
         if key in values:
             raise ConfigError(f"{source} has a table {key}: use fedloom {command} {source}")
     top: dict[str, Any] = {k: values.pop(k) for k in ("title", "compare") if k in values}
-    given = {k for k, v in (flags or {}).items() if v is not None} | {o.partition("=")[0] for o in overrides}
+    given = {k for k, v in (flags or {}).items() if v is not None} | {
+        o.partition("=")[0] for o in overrides
+    }
     if "compare" in top and "seed" in given:
         top["compare"] = {**top["compare"], "seeds": [values["seed"]]}
     if "method" in given:
@@ -73,7 +79,8 @@ def read_values(
     """The values of `read` before they are checked; arguments as in `read`.
 
     Raises:
-        ConfigError: an unknown file or name, invalid TOML, or an invalid override; or a file that names code.
+        ConfigError: an unknown file or name, invalid TOML, or an invalid override; or a file that
+            names code.
     """
     values = _values(source)
     if source.endswith(".toml") or source == "-":
@@ -88,7 +95,9 @@ def read_values(
 
 
 def check(values: Mapping[str, Any]) -> Experiment:
-    """The checked experiment. Raises one ConfigError with all errors: keys, values, names and parameters."""
+    """The checked experiment. Raises one ConfigError with all errors: keys, values, names and
+    parameters.
+    """
     errors: list[str] = []
     rest = dict(values)
     experiment = None
@@ -96,11 +105,15 @@ def check(values: Mapping[str, Any]) -> Experiment:
         try:
             experiment = Experiment(**rest)
         except ValidationError as error:
-            errors += [_relocated(p.removeprefix("run."), rest) for p in problems(error, Experiment)]
+            errors += [
+                _relocated(p.removeprefix("run."), rest) for p in problems(error, Experiment)
+            ]
             before, rest = rest, _without(rest, [item["loc"] for item in error.errors()])
             if rest == before:
                 raise ConfigError("\n".join(errors)) from None
-    experiment = _with_server(_with_clients(experiment), data_invalid=any(e.startswith("data") for e in errors))
+    experiment = _with_server(
+        _with_clients(experiment), data_invalid=any(e.startswith("data") for e in errors)
+    )
     try:
         runs = experiment.runs()
     except ConfigError as error:
@@ -114,8 +127,9 @@ def check(values: Mapping[str, Any]) -> Experiment:
 
 
 def _relocated(problem: str, values: Mapping[str, Any]) -> str:
-    """The error on an unknown setting of the run or of [data], with its full name if it is one of another section, of
-    the partition or of the method; also for the word of another library."""
+    """The error on an unknown setting of the run or of [data], with its full name if it is one of
+    another section, of the partition or of the method; also for the word of another library.
+    """
     where, _, rest = problem.partition(": there is no such setting.")
     section, _, name = where.rpartition(".")
     if not rest or section not in ("", "data"):
@@ -132,15 +146,20 @@ RARE = ("pretrained", "topology", "faults", "churn", "columns")
 
 
 def _places(name: str, method: str, data: Any, top: Collection[str]) -> list[str]:
-    """The full names of the settings that are called `name`, or stand for it, beside those at the `top`; those of the
-    sections `RARE` only if there is no other."""
+    """The full names of the settings that are called `name`, or stand for it, beside those at the
+    `top`; those of the sections `RARE` only if there is no other.
+    """
     from fedloom.data.partitions import PARTITIONS
 
     kinds = {key: field.annotation for key, field in RunConfig.model_fields.items()}
     sections: dict[str, Collection[str]] = {
-        key: fields for key, kind in kinds.items() if (fields := getattr(kind, "model_fields", None))
+        key: fields
+        for key, kind in kinds.items()
+        if (fields := getattr(kind, "model_fields", None))
     }
-    scheme = PARTITIONS.get(str((data if isinstance(data, Mapping) else {}).get("partition", "dirichlet")))
+    scheme = PARTITIONS.get(
+        str((data if isinstance(data, Mapping) else {}).get("partition", "dirichlet"))
+    )
     sections["data.options"] = [option.name for option in scheme.options] if scheme else []
     with contextlib.suppress(FedloomError):
         sections["params"] = methods.find(method).config.model_fields
@@ -163,7 +182,8 @@ def _with_clients(experiment: Experiment) -> Experiment:
             text = Path(run.engine.federation or FEDERATION).read_text(encoding="utf-8")
             nodes = len(toml.loads(text)["nodes"])
         clients = planner.clients(run, nodes)
-    except (FedloomError, OSError, ValueError, KeyError, TypeError):  # reported where the file is used
+    # reported where the file is used
+    except (FedloomError, OSError, ValueError, KeyError, TypeError):
         return experiment
     if clients is None or "clients" in run.data.model_fields_set:
         return experiment
@@ -172,22 +192,36 @@ def _with_clients(experiment: Experiment) -> Experiment:
 
 
 def _with_server(experiment: Experiment, data_invalid: bool) -> Experiment:
-    """Set the defaults of public rows, the server's rows and a pretrained model if a method needs them: in all runs,
-    for equal splits. With an invalid [data] section, a model to train gets rows too, to avoid a misleading error."""
+    """Set the defaults of public rows, the server's rows and a pretrained model if a method needs
+    them: in all runs, for equal splits. With an invalid [data] section, a model to train gets rows
+        too, to avoid a misleading error.
+    """
     data, own, known = experiment.run.data, experiment.run.pretrained, _methods(experiment)
     owners = data.group or (data.partition == "natural" and is_object(data.name))
-    if owners and data.public_rows is None and not any("public" in need for m in known for need in m.needs):
-        data = data.model_copy(update={"public_rows": 0})  # no method needs owners to give rows away
+    if (
+        owners
+        and data.public_rows is None
+        and not any("public" in need for m in known for need in m.needs)
+    ):
+        # no method needs owners to give rows away
+        data = data.model_copy(update={"public_rows": 0})
     if data.server_rows == 0:
-        return experiment.model_copy(update={"run": experiment.run.model_copy(update={"data": data})})
-    pretrains = any({"pretrained server model", "pretrained encoder"} & {*method.needs} for method in known)
+        return experiment.model_copy(
+            update={"run": experiment.run.model_copy(update={"data": data})}
+        )
+    pretrains = any(
+        {"pretrained server model", "pretrained encoder"} & {*method.needs} for method in known
+    )
     if pretrains and not own.given:
         own = own.model_copy(update={"model": AUTO})
     if data.server_rows is None and (
-        ((pretrains or data_invalid) and own.to_train) or any("server rows" in method.needs for method in known)
+        ((pretrains or data_invalid) and own.to_train)
+        or any("server rows" in method.needs for method in known)
     ):
         data = data.model_copy(update={"server_rows": "auto"})
-    return experiment.model_copy(update={"run": experiment.run.model_copy(update={"data": data, "pretrained": own})})
+    return experiment.model_copy(
+        update={"run": experiment.run.model_copy(update={"data": data, "pretrained": own})}
+    )
 
 
 def _methods(experiment: Experiment) -> list[Method]:
@@ -201,7 +235,9 @@ def _methods(experiment: Experiment) -> list[Method]:
 
 
 def _without(values: Mapping[str, Any], paths: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
-    """The table without the values at the paths; without the whole section if a path does not exist."""
+    """The table without the values at the paths; without the whole section if a path does not
+    exist.
+    """
     left = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
     for path in paths:
         if path[0] == "run" and len(path) > 1 and isinstance(left.get("run"), dict):
@@ -230,13 +266,26 @@ def _errors(run: RunConfig) -> list[str]:
         errors.append(str(error))
     tests: list[tuple[str, Callable[[], object]]] = [
         ("engine", partial(_check_engine, run.engine)),
-        *(() if run.data.own or run.columns.private else (("data.name", partial(_check_data, run)),)),
+        *(
+            ()
+            if run.data.own or run.columns.private
+            else (("data.name", partial(_check_data, run)),)
+        ),
         ("data.partition", partial(flower.partition_at, run.data.partition))
         if ":" in run.data.partition
-        else ("data.options", partial(partitions.check_options, run.data.partition, run.data.options)),
-        *(("models.pool", partial(models.check_name, name, black_boxes=True)) for name in run.models.names),
+        else (
+            "data.options",
+            partial(partitions.check_options, run.data.partition, run.data.options),
+        ),
+        *(
+            ("models.pool", partial(models.check_name, name, black_boxes=True))
+            for name in run.models.names
+        ),
         ("topology", partial(run.topology.check, run.data.clients)),
-        ("churn", partial(run.churn.check, run.data.clients, rounds, run.data.unseen_clients(run.seed))),
+        (
+            "churn",
+            partial(run.churn.check, run.data.clients, rounds, run.data.unseen_clients(run.seed)),
+        ),
     ]
     for setting, test in tests:
         try:
@@ -247,7 +296,9 @@ def _errors(run: RunConfig) -> list[str]:
 
 
 def _count_errors(run: RunConfig) -> list[str]:
-    """Errors in the number of parties in files or a manifest. A missing manifest is accepted: it may be made later."""
+    """Errors in the number of parties in files or a manifest. A missing manifest is accepted: it
+    may be made later.
+    """
     if run.columns.manifest and not Path(run.columns.manifest).exists():
         return []
     try:
@@ -257,7 +308,9 @@ def _count_errors(run: RunConfig) -> list[str]:
     if number in (None, run.data.clients):
         return []
     source = "columns.files" if run.columns.files else "columns.manifest"
-    return [f"data.clients: {source} has {number} parties, not {run.data.clients}: leave clients out"]
+    return [
+        f"data.clients: {source} has {number} parties, not {run.data.clients}: leave clients out"
+    ]
 
 
 def _check_data(run: RunConfig) -> None:
@@ -284,7 +337,9 @@ def _check_engine(engine: EngineConfig) -> None:
         torch.empty(0, device=engine.device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {engine.device!r} is not available here ({reason}): use cpu") from None
+        raise ConfigError(
+            f"device {engine.device!r} is not available here ({reason}): use cpu"
+        ) from None
 
 
 def _values(source: str) -> dict[str, Any]:
@@ -294,7 +349,11 @@ def _values(source: str) -> dict[str, Any]:
         return _parsed(sys.stdin.read(), "standard input")
     if source.endswith(".toml"):
         if not path.is_file():
-            raise ConfigError(f"{source} is a folder, not a file" if path.is_dir() else f"there is no file {source}")
+            raise ConfigError(
+                f"{source} is a folder, not a file"
+                if path.is_dir()
+                else f"there is no file {source}"
+            )
         return _parsed(path.read_text(encoding="utf-8"), source)
     if ".py" in source:
         return {"method": source}
@@ -306,16 +365,21 @@ def _values(source: str) -> dict[str, Any]:
         return {"method": source}
     names = [*shipped, *known]
     if source in SOURCES:
-        raise ConfigError(f"{source} is a data set, not a method: fedloom run fedal -s data.name={source}")
+        raise ConfigError(
+            f"{source} is a data set, not a method: fedloom run fedal -s data.name={source}"
+        )
     if Path(source).is_file():
         raise ConfigError(
-            f"{source} is neither a config (.toml) nor a method page (.py). If it is data, fedloom data {source} "
-            "writes the settings of a run"
+            f"{source} is neither a config (.toml) nor a method page (.py). If it is data, "
+            f"fedloom data {source} writes the settings of a run"
         )
     if "," in source:
-        raise ConfigError(f"{source} is no name: separate methods by spaces, as in fedloom compare fedal fedmd")
+        raise ConfigError(
+            f"{source} is no name: separate methods by spaces, as in fedloom compare fedal fedmd"
+        )
     hint = did_you_mean(source, names) or (
-        " fedloom list methods and fedloom list experiments name all; a page of yours is a path such as ./mine.py."
+        " fedloom list methods and fedloom list experiments name all; a page of yours is a path "
+        "such as ./mine.py."
     )
     raise ConfigError(f"unknown experiment or method {source!r}.{hint}")
 
@@ -338,7 +402,9 @@ def _parsed(text: str, source: str) -> dict[str, Any]:
 
 
 def seeds_of(text: str) -> list[int]:
-    """Parse a number of seeds, `5` for 0 to 4, or the seeds themselves, `0,2`, `0-4` or a mix. Raises ConfigError."""
+    """Parse a number of seeds, `5` for 0 to 4, or the seeds themselves, `0,2`, `0-4` or a mix.
+    Raises ConfigError.
+    """
     if text.strip().isdecimal() and int(text) > 0:
         return seeds_from(int(text))
     seeds: list[int] = []
@@ -350,13 +416,15 @@ def seeds_of(text: str) -> list[int]:
             seeds = []
         if not seeds:
             raise ConfigError(
-                f"--seeds takes a number of seeds, such as 5, or seeds such as 0,1,2 or 0-4 (one: 7-7), not {text!r}"
+                "--seeds takes a number of seeds, such as 5, or seeds such as 0,1,2 or 0-4 (one: "
+                f"7-7), not {text!r}"
             )
     return seeds
 
 
 MOST_SEEDS = 1000
-"""Maximum number of seeds that a single number may ask for: a larger one is a seed, such as a year."""
+"""Maximum number of seeds that a single number may ask for: a larger one is a seed, such as a year.
+"""
 
 
 def seeds_from(seeds: int | Sequence[int]) -> list[int]:
@@ -364,10 +432,12 @@ def seeds_from(seeds: int | Sequence[int]) -> list[int]:
     if isinstance(seeds, Iterable):
         return list(seeds)
     if not isinstance(seeds, int):
-        raise ConfigError(f"seeds must be a number of seeds, or a list such as [0, 1, 2], not {seeds!r}")
+        raise ConfigError(
+            f"seeds must be a number of seeds, or a list such as [0, 1, 2], not {seeds!r}"
+        )
     if isinstance(seeds, bool) or not 0 < seeds <= MOST_SEEDS:
         raise ConfigError(
-            f"{seeds} is no number of seeds from 1 to {MOST_SEEDS}: list the seeds themselves, such as 0,1,2 on the "
-            "command line and [0, 1, 2] in Python"
+            f"{seeds} is no number of seeds from 1 to {MOST_SEEDS}: list the seeds themselves, "
+            "such as 0,1,2 on the command line and [0, 1, 2] in Python"
         )
     return list(range(seeds))

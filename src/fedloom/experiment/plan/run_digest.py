@@ -21,16 +21,19 @@ BATCHING = ("auto", "batched")
 
 
 def digest(run: RunConfig) -> str:
-    """16 hex digits that identify everything that affects a run's results, including the user's own files and modules.
-    Its name and number of workers do not count.
+    """16 hex digits that identify everything that affects a run's results, including the user's own
+    files and modules. Its name and number of workers do not count.
 
     Raises:
         ConfigError: see `RunConfig.resolve`.
     """
     method, cfg, _ = run.resolve()
-    page = [method.name] if run.method_is_file else []  # the file is in config_sha256, but may define several methods
+    # the file is in config_sha256, but may define several methods
+    page = [method.name] if run.method_is_file else []
     values = [run.engine.name in BATCHING, run.engine.device, *user_files(run), *page]
-    return hashlib.sha256(f"{config_sha256(run, cfg)}\n{json.dumps(values)}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{config_sha256(run, cfg)}\n{json.dumps(values)}".encode()).hexdigest()[
+        :16
+    ]
 
 
 def is_finished(run: RunConfig, folder: Path) -> bool:
@@ -44,7 +47,9 @@ def is_finished(run: RunConfig, folder: Path) -> bool:
     except FileNotFoundError:
         return False
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {folder / 'config.toml'} ({type(error).__name__}): remove {folder}") from None
+        raise ConfigError(
+            f"cannot read {folder / 'config.toml'} ({type(error).__name__}): remove {folder}"
+        ) from None
     try:
         same = digest(validated(RunConfig, values)) == digest(run)
     except FedloomError:  # perhaps of another version
@@ -58,7 +63,9 @@ def is_finished(run: RunConfig, folder: Path) -> bool:
 
 
 def user_files(run: RunConfig) -> Iterator[str]:
-    """Digests of the user's files, data and modules that a run names; of a folder, by its files' sizes and times."""
+    """Digests of the user's files, data and modules that a run names; of a folder, by its files'
+    sizes and times.
+    """
     named = (
         run.pretrained.file,
         run.topology.file,

@@ -34,10 +34,18 @@ class Planner(Protocol):
         """
 
     def clients(self, run: RunConfig, nodes: int | None) -> int | None:
-        """The number of clients if the config does not set it; None for the default. `nodes`: their number, if any."""
+        """The number of clients if the config does not set it; None for the default. `nodes`: their
+        number, if any.
+        """
 
     def build(
-        self, run: RunConfig, method: Method, cfg: Any, rounds: int, files: PrivateData, at: int | None = None
+        self,
+        run: RunConfig,
+        method: Method,
+        cfg: Any,
+        rounds: int,
+        files: PrivateData,
+        at: int | None = None,
     ) -> "RunPlan":
         """The plan of a run.
 
@@ -71,11 +79,14 @@ class RunPlan:
         data: the data of each party.
         architectures: the network of each client, by name.
         graph: the neighbours of each client; None if all are connected.
-        server_context, contexts: the client context of the server (or active party), and of each client.
-        colocated: clients in the server's process; messages between them and the server are not counted.
+        server_context, contexts: the client context of the server (or active party), and of each
+            client.
+        colocated: clients in the server's process; messages between them and the server are not
+            counted.
         unseen: ids of the unseen clients.
         pretrained: digest of the server's pretrained model; "" without one.
-        known_as: the id under which nodes store the rows aligned for this run; "" without such rows.
+        known_as: the id under which nodes store the rows aligned for this run; "" without such
+            rows.
     """
 
     run: RunConfig
@@ -101,7 +112,9 @@ class RunPlan:
     @cached_property
     def clients(self) -> list[partial[Party[MethodConfig]]]:
         """For each client, a function that builds it."""
-        return [partial(self.method.party_at(context), self.cfg, context) for context in self.contexts]
+        return [
+            partial(self.method.party_at(context), self.cfg, context) for context in self.contexts
+        ]
 
     @property
     def aggregator(self) -> Aggregator:
@@ -116,7 +129,11 @@ class RunPlan:
     @cached_property
     def param_shapes(self) -> Mapping[str, Tensor]:
         """Meta tensors of the common network's parameters, by name; empty where networks differ."""
-        common = self.contexts[0].build().named_parameters() if "one network" in self.method.needs else ()
+        common = (
+            self.contexts[0].build().named_parameters()
+            if "one network" in self.method.needs
+            else ()
+        )
         return {k: p.detach().to("meta") for k, p in common if p.requires_grad}
 
     @cached_property
@@ -137,6 +154,10 @@ class RunPlan:
         return chance(self.data.labels["test"][0])
 
     def own_chance(self, clients: Sequence[int] | None = None) -> float | None:
-        """The mean chance level on own test rows, over these clients or all; None without such rows."""
+        """The mean chance level on own test rows, over these clients or all; None without such
+        rows.
+        """
         each = self.data.own_chances
-        return None if each is None else float(np.mean(each if clients is None else each[[*clients]]))
+        return (
+            None if each is None else float(np.mean(each if clients is None else each[[*clients]]))
+        )

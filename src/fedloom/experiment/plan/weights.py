@@ -1,7 +1,8 @@
-"""A network's weights as a safetensors file, with a card in its metadata that describes model and training data.
+"""A network's weights as a safetensors file, with a card in its metadata that describes model and
+training data.
 
-Files are untrusted: size, names, shapes, types, checksum and values are checked, and no code is loaded. A file without
-a card is a plain `safetensors.torch.save_file` of a state dict.
+Files are untrusted: size, names, shapes, types, checksum and values are checked, and no code is
+loaded. A file without a card is a plain `safetensors.torch.save_file` of a state dict.
 """
 
 import contextlib
@@ -22,7 +23,8 @@ from fedloom.core.paths import write_atomically
 from fedloom.data.dataset import Dataset
 
 KEY = "fedloom"
-"""Key of the card, the only one in the metadata: the order of several would not be deterministic."""
+"""Key of the card, the only one in the metadata: the order of several would not be deterministic.
+"""
 MAX_BYTES, MAX_CARD_BYTES = 1 << 36, 1 << 26
 """Bytes."""
 _TYPES = {
@@ -67,7 +69,9 @@ class Card(BaseModel):
     accuracy: float | None = None
     """On `test_rows` rows outside the training rows; None for a number to predict."""
     rmse: float | None = None
-    """The root mean squared error of a number to predict, in its unit, on the same rows; None for classes."""
+    """The root mean squared error of a number to predict, in its unit, on the same rows; None for
+    classes.
+    """
     test_rows: int
     weights_sha256: str = _HEX
 
@@ -81,14 +85,25 @@ class Card(BaseModel):
         shift, scale = torch.tensor(self.shift), torch.tensor(self.scale)  # as float32, as used
         sound = bool(shift.isfinite().all() and scale.isfinite().all() and (scale > 0).all())
         if not (len(shift) == len(scale) == self.shape[0] and sound):
-            raise ValueError("shift and scale must have a finite number for each channel or column, scale above 0")
-        if (self.classes < 2) if self.target is None else (self.classes > 0 or not self.target[1] > 0):
-            raise ValueError("it must have at least two classes, or the mean and the s.d. (above 0) of a number")
+            raise ValueError(
+                "shift and scale must have a finite number for each channel or column, scale "
+                "above 0"
+            )
+        if (
+            (self.classes < 2)
+            if self.target is None
+            else (self.classes > 0 or not self.target[1] > 0)
+        ):
+            raise ValueError(
+                "it must have at least two classes, or the mean and the s.d. (above 0) of a number"
+            )
         return self
 
 
 def content(dataset: Dataset) -> str:
-    """SHA-256 of a data set's content in its order: all labels, and up to 1,000 evenly spaced rows."""
+    """SHA-256 of a data set's content in its order: all labels, and up to 1,000 evenly
+    spaced rows.
+    """
     x, y = dataset.x, dataset.y
     digest = hashlib.sha256(f"{x.dtype.str} {x.shape} {len(dataset.classes)}".encode())
     for part in (y.astype("<f8" if y.dtype.kind == "f" else "<i8"), x[:: max(1, len(x) // 1000)]):
@@ -112,7 +127,10 @@ def write(file: Path, module: nn.Module, values: Mapping[str, Any]) -> Card:
     Raises:
         OSError: the file cannot be written.
     """
-    tensors = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in module.state_dict().items()}
+    tensors = {
+        k: v.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for k, v in module.state_dict().items()
+    }
     card = Card(**values, weights_sha256=_checksum(tensors))
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, save(tensors, {KEY: card.model_dump_json()}))
@@ -130,19 +148,24 @@ def read_card(file: Path) -> Card | None:
     if text is None:
         return None
     if len(text) > MAX_CARD_BYTES:
-        raise CheckpointError(f"{file} has a card of more than {MAX_CARD_BYTES:,} characters: copy the file again")
+        raise CheckpointError(
+            f"{file} has a card of more than {MAX_CARD_BYTES:,} characters: copy the file again"
+        )
     try:
         return Card.model_validate_json(text)
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"])) or "its card"
         raise CheckpointError(
-            f"{file} has an invalid card ({where}: {wrong['msg']}): write it again with fedloom pretrain"
+            f"{file} has an invalid card ({where}: {wrong['msg']}): write it again with fedloom "
+            "pretrain"
         ) from None
 
 
 def file_digest(file: Path, card: Card | None) -> str:
-    """SHA-256 of the header and length of a file with a card, which has a checksum; of the whole file otherwise."""
+    """SHA-256 of the header and length of a file with a card, which has a checksum; of the whole
+    file otherwise.
+    """
     with _opened(file), file.open("rb") as raw:
         if card is None:
             return hashlib.file_digest(raw, "sha256").hexdigest()
@@ -152,7 +175,9 @@ def file_digest(file: Path, card: Card | None) -> str:
 
 def folder_digest(folder: Path) -> str:
     """SHA-256 of the names, sizes and times of a folder's files."""
-    found = {str(path.relative_to(folder)): path.stat() for path in folder.rglob("*") if path.is_file()}
+    found = {
+        str(path.relative_to(folder)): path.stat() for path in folder.rglob("*") if path.is_file()
+    }
     parts = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in sorted(found.items())]
     return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()
 
@@ -173,19 +198,27 @@ def check(file: Path, module: nn.Module, what: str) -> None:
         held = set(opened.keys())
         if held != set(wanted):
             missing, further = sorted(set(wanted) - held), sorted(held - set(wanted))
-            which = f"{missing[0]} is missing" if missing else f"{further[0]} is not in that network"
+            which = (
+                f"{missing[0]} is missing" if missing else f"{further[0]} is not in that network"
+            )
             raise CheckpointError(
-                f"{file} does not have the weights of {what}: {which}; set the model and norm it was trained with"
+                f"{file} does not have the weights of {what}: {which}; set the model and norm it "
+                "was trained with"
             )
         for name, tensor in wanted.items():
             part = opened.get_slice(name)
             shape, kind = tuple(part.get_shape()), part.get_dtype()
             if (shape, kind) != (tuple(tensor.shape), _TYPES.get(tensor.dtype)):
                 single = shape == tuple(tensor.shape) and tensor.dtype == torch.float32
-                mend = "save it as float32" if single else "set the model, norm and data it was trained with"
+                mend = (
+                    "save it as float32"
+                    if single
+                    else "set the model, norm and data it was trained with"
+                )
                 raise CheckpointError(
-                    f"{file} does not have the weights of {what}: {name} is {kind} of shape {shape}, not "
-                    f"{_TYPES.get(tensor.dtype)} of shape {tuple(tensor.shape)}; {mend}"
+                    f"{file} does not have the weights of {what}: {name} is {kind} of shape "
+                    f"{shape}, not {_TYPES.get(tensor.dtype)} of shape {tuple(tensor.shape)}; "
+                    f"{mend}"
                 )
 
 
@@ -199,7 +232,9 @@ def fill(file: Path, module: nn.Module, what: str, card: Card | None = None) -> 
     with _opened(file) as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
     if card is not None and card.weights_sha256 != _checksum(tensors):
-        raise CheckpointError(f"{file} is damaged: its checksum differs from that of its card; copy it again")
+        raise CheckpointError(
+            f"{file} is damaged: its checksum differs from that of its card; copy it again"
+        )
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise CheckpointError(f"{file} has non-finite values in {name}: use another file")

@@ -1,4 +1,6 @@
-"""The data sets of runs: which are not here yet, and fetching each once before many processes read it."""
+"""The data sets of runs: which are not here yet, and fetching each once before many processes read
+it.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,7 +12,9 @@ from fedloom.experiment.config.run import RunConfig
 
 
 def absent(runs: Mapping[str, RunConfig]) -> list[tuple[str, str | None]]:
-    """Data sets, each with its root, that no local folder holds and that come from the hub or its cache."""
+    """Data sets, each with its root, that no local folder holds and that come from the hub or its
+    cache.
+    """
 
     def is_local(name: str, root: str | None) -> bool:
         hub, folder = SOURCES[name].hub, root or os.environ.get(ROOT_VARIABLE)
@@ -46,6 +50,6 @@ def fetch(sets: Sequence[tuple[str, str | None]]) -> None:
         places = ", ".join(f"$FEDLOOM_DATA/{SOURCES[name].hub}" for name in wrong)
         raise DataError(
             "\n".join(f"{name}: {reason}" for name, reason in wrong.items())
-            + f"\nmissing data: {', '.join(wrong)}. Install the extra (pip install -e '.[hub]') and run once with "
-            f"network access, or put the files into {places}."
+            + f"\nmissing data: {', '.join(wrong)}. Install the extra (pip install -e "
+            f"'.[hub]') and run once with network access, or put the files into {places}."
         )

@@ -1,4 +1,6 @@
-"""Executes one job of a pool in a worker: locks its folder, logs to a file, and maps errors to states."""
+"""Executes one job of a pool in a worker: locks its folder, logs to a file, and maps errors to
+states.
+"""
 
 import contextlib
 import logging
@@ -38,7 +40,8 @@ def do(text: str, folder: str, flag: str, execute: Callable[..., RunResult]) -> 
         execute: executes one run, see `fedloom.experiment.run.execute`.
 
     Returns:
-        The arguments of `Ended`, without the job: state, reason and seconds. A run in another process is "left".
+        The arguments of `Ended`, without the job: state, reason and seconds. A run in another
+        process is "left".
     """
     started, path = perf_counter(), Path(folder)
     if Path(flag).exists():
@@ -53,8 +56,12 @@ def do(text: str, folder: str, flag: str, execute: Callable[..., RunResult]) -> 
     return _ended(state, started, reason)
 
 
-def do_all(orders: Sequence[tuple[str, str]], flag: str, execute: Callable[..., RunResult]) -> list[dict[str, Any]]:
-    """Execute runs, each given by its config as JSON and its folder; several in lock-step, which share the seconds."""
+def do_all(
+    orders: Sequence[tuple[str, str]], flag: str, execute: Callable[..., RunResult]
+) -> list[dict[str, Any]]:
+    """Execute runs, each given by its config as JSON and its folder; several in lock-step, which
+    share the seconds.
+    """
     if len(orders) == 1:
         return [do(*orders[0], flag, execute)]
     started = perf_counter()
@@ -64,12 +71,19 @@ def do_all(orders: Sequence[tuple[str, str]], flag: str, execute: Callable[..., 
         [partial(_do_with, text, folder, flag, execute) for text, folder in orders],
     )
     seconds = (perf_counter() - started) / len(orders)
-    failed = [_ended("failed", started, _describe(e)) if isinstance(e, BaseException) else e for e in ended]
+    failed = [
+        _ended("failed", started, _describe(e)) if isinstance(e, BaseException) else e
+        for e in ended
+    ]
     return [{**result, "seconds": seconds} for result in failed]
 
 
 def _do_with(
-    text: str, folder: str, flag: str, execute: Callable[..., RunResult], backend: Callable[..., Backend]
+    text: str,
+    folder: str,
+    flag: str,
+    execute: Callable[..., RunResult],
+    backend: Callable[..., Backend],
 ) -> dict[str, Any]:
     return do(text, folder, flag, partial(execute, backend=backend))
 
@@ -108,7 +122,11 @@ def _ended(state: str, started: float, reason: str = "") -> dict[str, Any]:
 def _describe(error: BaseException) -> str:
     """An unexpected error without private content."""
     kind = type(error).__name__
-    memory = isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    memory = (
+        isinstance(error, MemoryError)
+        or kind == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
     if isinstance(error, OSError) and error.strerror and not memory:  # such as a full disk
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return MEMORY if memory else f"{kind}: see {LOG} in its folder"
@@ -122,7 +140,9 @@ class _Log(logging.FileHandler):
 @contextlib.contextmanager
 def _logged(file: Path) -> Iterator[None]:
     """Send this thread's log records and warnings to the file."""
-    root, thread, handler = logging.getLogger(), get_ident(), _Log(file, delay=True, encoding="utf-8")
+    root = logging.getLogger()
+    thread = get_ident()
+    handler = _Log(file, delay=True, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-8s %(message)s"))
     handler.setLevel("WARNING")
     handler.addFilter(lambda record: record.thread == thread)

@@ -1,7 +1,7 @@
 """Runs many runs in parallel: in a pool of processes on this machine, or as tasks of a Ray cluster.
 
-A failing run does not affect the others. Finished runs are skipped and unfinished ones resume from checkpoints, so
-repeating a call after an interruption gives the same files.
+A failing run does not affect the others. Finished runs are skipped and unfinished ones resume from
+checkpoints, so repeating a call after an interruption gives the same files.
 """
 
 import json
@@ -117,9 +117,10 @@ def run_all(
 
     Args:
         jobs: with distinct folders.
-        workers: processes of one thread each; None for `usual_workers`. Ignored on a running Ray cluster.
-        ray: run the jobs as tasks of a Ray cluster: its address, `auto`, or `local` to start one on this machine. The
-            folders must be on a file system that all its nodes share.
+        workers: processes of one thread each; None for `usual_workers`. Ignored on a running Ray
+            cluster.
+        ray: run the jobs as tasks of a Ray cluster: its address, `auto`, or `local` to start one on
+            this machine. The folders must be on a file system that all its nodes share.
         gpus: share of a GPU for each Ray task; 0 for that of the run's engine.
         progress: called at each change.
         stop: polled; once it returns True, running jobs save a checkpoint after their round.
@@ -142,7 +143,9 @@ def run_all(
             waiting.append(job)
     waiting.sort(key=lambda job: -job.cost)
     if waiting and not stop():
-        board.workers = max(1, min(workers or usual_workers([job.run for job in waiting]), len(waiting)))
+        board.workers = max(
+            1, min(workers or usual_workers([job.run for job in waiting]), len(waiting))
+        )
         _work(waiting, board, stop, _executor(board, waiting, ray, gpus), gpus, execute)
     return [board.ended.get(id(job), Ended(job, "left")) for job in jobs]
 
@@ -187,7 +190,9 @@ class Board:
             self._show()
 
     def end(self, job: Job, state: State, reason: str = "", seconds: float = 0.0) -> None:
-        """Mark a job as ended. A finished job whose files changed meanwhile fails, and its result is deleted."""
+        """Mark a job as ended. A finished job whose files changed meanwhile fails, and its result
+        is deleted.
+        """
         if state == "finished" and not job.as_planned:
             (job.folder / "result.json").unlink(missing_ok=True)
             state, reason = "failed", CHANGED
@@ -209,18 +214,26 @@ class Board:
             return None
         pace = sum(e.seconds for e in new) / sum(e.job.cost for e in new)
         elapsed = {id(job): monotonic() - since for job, since, _ in self.running.values()}
-        each = [max(j.cost * pace - elapsed.get(id(j), 0.0), 0.0) for j in self.jobs if id(j) not in self.ended]
+        each = [
+            max(j.cost * pace - elapsed.get(id(j), 0.0), 0.0)
+            for j in self.jobs
+            if id(j) not in self.ended
+        ]
         return max(sum(each) / self.workers, max(each, default=0.0))
 
 
-def _executor(board: Board, waiting: Sequence[Job], ray: str | None, gpus: float) -> "Processes | RayTasks":
+def _executor(
+    board: Board, waiting: Sequence[Job], ray: str | None, gpus: float
+) -> "Processes | RayTasks":
     if ray is None:
         return Processes(board.workers)
     try:
         from fedloom.experiment.pool.ray import RayTasks
     except ImportError as error:
         raise EngineError(f"--ray needs an extra ({error}): pip install -e '.[ray]'") from None
-    tasks = RayTasks(None if ray == LOCAL else ray, board.workers, max(gpus or _gpus(job) for job in waiting))
+    tasks = RayTasks(
+        None if ray == LOCAL else ray, board.workers, max(gpus or _gpus(job) for job in waiting)
+    )
     board.workers = max(board.workers, min(len(waiting), tasks.room))
     return tasks
 
@@ -235,7 +248,10 @@ def _work(
 ) -> None:
     """Run the jobs. A flag file in the shared folder tells running ones to save and stop."""
     flag = waiting[0].folder.resolve().parent / f".stop-{uuid.uuid4().hex}"
-    left = deque([waiting[n] for n in numbers] for numbers in lots([job.run for job in waiting], board.workers))
+    left = deque(
+        [waiting[n] for n in numbers]
+        for numbers in lots([job.run for job in waiting], board.workers)
+    )
     running = dict[Any, list[Job]]()
     try:
         while left or running:
@@ -248,11 +264,15 @@ def _work(
                 if not lot:
                     continue
                 orders = [(job.run.model_dump_json(), str(job.folder.resolve())) for job in lot]
-                running[executor.submit(orders, str(flag), execute, gpus=gpus or _gpus(lot[0]))] = lot
+                running[executor.submit(orders, str(flag), execute, gpus=gpus or _gpus(lot[0]))] = (
+                    lot
+                )
                 for job in lot:
                     board.begin(job)
             for done in executor.wait([*running]):
-                for job, result in zip(lot := running.pop(done), executor.result(done, len(lot)), strict=True):
+                for job, result in zip(
+                    lot := running.pop(done), executor.result(done, len(lot)), strict=True
+                ):
                     board.end(job, **result)
             board.look()
     finally:

@@ -80,11 +80,17 @@ class Processes:
 
 
 def _executor() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, env=dict.fromkeys(THREADS, "1"), initializer=_begin, initargs=(os.getpid(),))
+    return ProcessPoolExecutor(
+        1, env=dict.fromkeys(THREADS, "1"), initializer=_begin, initargs=(os.getpid(),)
+    )
 
 
-def _submit(executor: ProcessPoolExecutor, work: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-    """Submit work with signals blocked, which a new process inherits: Ctrl-C must reach only the parent."""
+def _submit(
+    executor: ProcessPoolExecutor, work: Callable[..., Any], *arguments: Any
+) -> "Future[Any]":
+    """Submit work with signals blocked, which a new process inherits: Ctrl-C must reach only the
+    parent.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         return executor.submit(work, *arguments)  # type: ignore[no-any-return]
@@ -100,7 +106,8 @@ def _begin(parent: int) -> None:
     with contextlib.suppress(ImportError):  # comes with `datasets`
         from tqdm import tqdm
 
-        tqdm.set_lock(threading.RLock())  # its own is a semaphore, which Python reports as leaked after the kill
+        # its own is a semaphore, which Python reports as leaked after the kill
+        tqdm.set_lock(threading.RLock())
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 

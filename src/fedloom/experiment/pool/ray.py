@@ -52,7 +52,9 @@ class RayTasks:
         except exceptions.OutOfMemoryError:
             return [{"state": "failed", "reason": MEMORY}] * jobs
         except exceptions.RayError as error:
-            return [{"state": "failed", "reason": f"lost by the cluster ({type(error).__name__})"}] * jobs
+            return [
+                {"state": "failed", "reason": f"lost by the cluster ({type(error).__name__})"}
+            ] * jobs
         return result
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""Measures how well curious parties can infer labels: the attacks of `fedloom.protect.attacks` on received messages.
+"""Measures how well curious parties can infer labels: the attacks of `fedloom.protect.attacks` on
+received messages.
 
 As evaluation, it sends no counted message and changes no state.
 """
@@ -20,7 +21,8 @@ from fedloom.protect import attacks
 def label_attacks(
     plan: RunPlan, embedded: Mapping[int, Tensor], name: Callable[[int], str]
 ) -> Iterator[tuple[str, float, str]]:
-    """The success of each attack by each passive party, then its mean over parties: (metric, value, party).
+    """The success of each attack by each passive party, then its mean over parties: (metric, value,
+    party).
 
     Args:
         plan: of a vertical run.
@@ -34,8 +36,9 @@ def label_attacks(
     assert each is not None
     if not isinstance(active, LeaksLabels):
         raise ConfigError(
-            f"evaluate.attack_labels: the active party of {plan.method.name} does not declare what others receive: "
-            "define exposed() on its page, see fedloom.core.evaluation.LeaksLabels"
+            f"evaluate.attack_labels: the active party of {plan.method.name} does not declare "
+            "what others receive: define exposed() on its page, see "
+            "fedloom.core.evaluation.LeaksLabels"
         )
     shares: dict[str, list[float]] = {}
     for m, values in successes(plan, embedded, each).items():
@@ -46,11 +49,14 @@ def label_attacks(
         yield Metric(ATTACK, attack).mean, float(np.mean(each_share)), ""
 
 
-def successes(plan: RunPlan, embedded: Mapping[int, Tensor], each: int) -> dict[int, dict[str, float]]:
-    """The share of labels that each attack guesses right, by passive party, with `each` known labels of each class.
+def successes(
+    plan: RunPlan, embedded: Mapping[int, Tensor], each: int
+) -> dict[int, dict[str, float]]:
+    """The share of labels that each attack guesses right, by passive party, with `each` known
+    labels of each class.
 
-    Colocated parties are left out, as the active party has the labels. All attacks of a party are evaluated on the same
-    rows, those whose labels it does not know; "chance" is the baseline.
+    Colocated parties are left out, as the active party has the labels. All attacks of a party are
+    evaluated on the same rows, those whose labels it does not know; "chance" is the baseline.
 
     Raises:
         ConfigError: all labels are known.
@@ -65,7 +71,9 @@ def successes(plan: RunPlan, embedded: Mapping[int, Tensor], each: int) -> dict[
             continue
         known = attacks.known_rows(labels, each, stream(plan.run.seed, "attack", m))
         if len(known) == len(labels):
-            raise ConfigError(f"evaluate.attack_labels: with {each} of each class all labels are known: set fewer")
+            raise ConfigError(
+                f"evaluate.attack_labels: with {each} of each class all labels are known: set fewer"
+            )
         received = {kind: vectors[m] for kind, vectors in exposed.items() if m in vectors}
         guesses = _guesses(plan, own, received, known, labels[known])
         values = {attack: attacks.success(g, labels, known) for attack, g in guesses.items()}
@@ -76,7 +84,9 @@ def successes(plan: RunPlan, embedded: Mapping[int, Tensor], each: int) -> dict[
 def _guesses(
     plan: RunPlan, own: Tensor, received: Mapping[str, Tensor], known: Tensor, labels: Tensor
 ) -> dict[str, Tensor]:
-    """The classes (N_a,) that each attack guesses, from own embeddings (N_a, d), received vectors and k labels."""
+    """The classes (N_a,) that each attack guesses, from own embeddings (N_a, d), received vectors
+    and k labels.
+    """
     guesses = {}
     gradients = received.get("gradients", received.get("logit gradients"))
     if "logit gradients" in received:

@@ -1,7 +1,7 @@
 """What the engine `auto` measured on this machine, kept so that equal runs batch the same parties.
 
-A measurement is made once per machine, and is kept in the cache for it. Each run keeps those that it used in
-`batching.json`, from which a resumed run takes them, also on another machine.
+A measurement is made once per machine, and is kept in the cache for it. Each run keeps those that
+it used in `batching.json`, from which a resumed run takes them, also on another machine.
 """
 
 import hashlib
@@ -50,19 +50,27 @@ def _read(file: Path) -> dict[str, float]:
         values = json.loads(file.read_bytes())
         if isinstance(values, dict) and all(isinstance(value, float) for value in values.values()):
             return values
-    raise CheckpointError(f"{file} is damaged: remove it to measure anew, which may change a run's last digits")
+    raise CheckpointError(
+        f"{file} is damaged: remove it to measure anew, which may change a run's last digits"
+    )
 
 
 def _key(party: Party[Any], count: int) -> str:
-    """What a speed-up depends on, beside the machine: network, optimizer, shape of a row, number of parties."""
+    """What a speed-up depends on, beside the machine: network, optimizer, shape of a row, number of
+    parties.
+    """
     shape = tuple(party.data.pool.shape[1:])
-    network = [(name, type(m).__qualname__, m.extra_repr()) for name, m in party.net.module.named_modules()]
+    network = [
+        (name, type(m).__qualname__, m.extra_repr()) for name, m in party.net.module.named_modules()
+    ]
     text = json.dumps([network, repr(party.net.optimizer), shape])
     return f"{hashlib.sha256(text.encode()).hexdigest()[:16]}-{probe.size(count)}"
 
 
 def _on_this_machine(key: str, party: Party[Any], count: int) -> float:
-    """The speed-up from the cache; measured if it is not there. Processes that ask at once wait for one another."""
+    """The speed-up from the cache; measured if it is not there. Processes that ask at once wait for
+    one another.
+    """
     machine = hashlib.sha256(f"{processor()} {torch.__version__}".encode()).hexdigest()[:16]
     file = cache_folder("batching") / f"{machine}-{key}.json"
     try:

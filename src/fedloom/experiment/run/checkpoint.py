@@ -1,8 +1,10 @@
 """Checkpoints: written atomically, verified when read.
 
-A file is a sequence of messages (safetensors and JSON, see `fedloom.core.message`), each preceded by its length in 8
-bytes: first the run's records, then each party's state. Their SHA-256 ends the file. The last two files are kept, so a
-corrupt one costs one interval and not the run. States are read and written one at a time.
+A file is a sequence of messages (safetensors and JSON, see `fedloom.core.message`), each preceded
+by its length in 8
+bytes: first the run's records, then each party's state. Their SHA-256 ends the file. The last two
+files are kept, so a corrupt one costs one interval and not the run. States are read and written one
+at a time.
 """
 
 import hashlib
@@ -24,7 +26,13 @@ _LIMITS = Limits(max_bytes=1 << 44, max_leaves=10_000_000, max_depth=32)
 _CHUNK = 1 << 20  # bytes
 
 
-def save(folder: Path, round: int, fingerprint: str, states: Mapping[str, Tree], records: Mapping[str, Any]) -> None:
+def save(
+    folder: Path,
+    round: int,
+    fingerprint: str,
+    states: Mapping[str, Tree],
+    records: Mapping[str, Any],
+) -> None:
     """Write the checkpoint after `round` rounds, and delete all but the newest two.
 
     Args:
@@ -36,7 +44,12 @@ def save(folder: Path, round: int, fingerprint: str, states: Mapping[str, Tree],
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = torch.frombuffer(bytearray(json.dumps(records).encode()), dtype=torch.uint8)
-    head: Tree = {"round": round, "fingerprint": fingerprint, "parties": list(states), "records": text}
+    head: Tree = {
+        "round": round,
+        "fingerprint": fingerprint,
+        "parties": list(states),
+        "records": text,
+    }
     write_atomically(folder / f"round-{round:09d}.ckpt", _frames(chain([head], states.values())))
     for old in sorted(folder.glob("round-*.ckpt"))[:-KEEP]:
         old.unlink()
@@ -106,13 +119,15 @@ def load(path: Path, fingerprint: str) -> tuple[int, Mapping[str, Any], dict[str
         raise CheckpointError(f"{path} is not a fedloom checkpoint: {error}") from None
     if saved_by != fingerprint:
         raise CheckpointError(
-            f"{path} belongs to a run with another configuration, other data or another version of fedloom: resume "
-            "with the config.toml of its folder, or choose another --out"
+            f"{path} belongs to a run with another configuration, other data or another version "
+            "of fedloom: resume with the config.toml of its folder, or choose another --out"
         )
     return round, states, records
 
 
-def newest(folder: Path, fingerprint: str) -> tuple[tuple[int, Mapping[str, Any], dict[str, Any]] | None, list[str]]:
+def newest(
+    folder: Path, fingerprint: str
+) -> tuple[tuple[int, Mapping[str, Any], dict[str, Any]] | None, list[str]]:
     """The newest valid checkpoint, if any, and an error message for each newer invalid one.
 
     Raises:

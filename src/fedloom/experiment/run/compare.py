@@ -46,8 +46,9 @@ def execute_all(
 ) -> dict[str, Any]:
     """Execute all runs of a comparison and write `comparison.json`; returns its content.
 
-    With `resume`, an unfinished run continues from its checkpoint. `execute` executes one run. With `tune` the learning
-    rate of each method is chosen first, by runs in the folder `TUNING`: see `tuned`.
+    With `resume`, an unfinished run continues from its checkpoint. `execute` executes one run. With
+    `tune` the learning rate of each method is chosen first, by runs in the folder `TUNING`: see
+    `tuned`.
 
     A run that diverges, or whose method fails, is left out, and named in `left_out`.
 
@@ -55,7 +56,12 @@ def execute_all(
         ConfigError: two runs have one folder; or some methods are horizontal, others vertical.
         MethodError: every run has failed.
     """
-    options: dict[str, Any] = {"execute": execute, "resume": resume, "progress": progress, "stop": stop}
+    options: dict[str, Any] = {
+        "execute": execute,
+        "resume": resume,
+        "progress": progress,
+        "stop": stop,
+    }
     remarked: list[str] = []
     if tune:
         experiment, remarked = tuned(experiment, folder and folder / TUNING, **options)
@@ -80,7 +86,9 @@ def execute_all(
         for n, error in errors.items()
     ]
     if len(runs) > 1 and all(result.summary["diverged"] for result in results):
-        raise TrainingDiverged(f"every run diverged or failed; the first: {results[0].summary['diverged']}")
+        raise TrainingDiverged(
+            f"every run diverged or failed; the first: {results[0].summary['diverged']}"
+        )
     content = summarize(experiment.title, results, failed)
     content["remarks"] = [*remarked, *content["remarks"]]
     if folder is not None:
@@ -88,20 +96,25 @@ def execute_all(
     return content
 
 
-def summarize(title: str, results: Sequence[RunResult], failed: Sequence[LeftOutRun] = ()) -> dict[str, Any]:
+def summarize(
+    title: str, results: Sequence[RunResult], failed: Sequence[LeftOutRun] = ()
+) -> dict[str, Any]:
     """The content of `comparison.json`, given finished runs and the failed ones: see `compare`."""
     summaries = [RunSummary(**result.summary) for result in results]
     return compare(title, summaries, [result.folder for result in results], failed).content()
 
 
 def compare(
-    title: str, summaries: Sequence[RunSummary], folders: Sequence[Path | None], failed: Sequence[LeftOutRun] = ()
+    title: str,
+    summaries: Sequence[RunSummary],
+    folders: Sequence[Path | None],
+    failed: Sequence[LeftOutRun] = (),
 ) -> Comparison:
     """Average each method over its seeds, and compare each with the first by paired differences.
 
-    The main metric is the accuracy on own rows in the first evaluation mode that all runs have, otherwise on the global
-    test set; in the vertical setting, the accuracy of the joint prediction. Runs that diverged are left out, unless all
-    did.
+    The main metric is the accuracy on own rows in the first evaluation mode that all runs have,
+    otherwise on the global test set; in the vertical setting, the accuracy of the joint prediction.
+    Runs that diverged are left out, unless all did.
 
     Args:
         title: of the comparison.
@@ -110,8 +123,8 @@ def compare(
         failed: the runs that have no summary.
 
     Raises:
-        ConfigError: runs of one seed differ in data, public rows, clients or unseen clients; some methods are
-            horizontal, others vertical; or only some runs have unseen clients.
+        ConfigError: runs of one seed differ in data, public rows, clients or unseen clients; some
+            methods are horizontal, others vertical; or only some runs have unseen clients.
     """
     if len({s.task for s in summaries}) > 1:
         raise ConfigError("runs cannot be compared: some predict a number, others classes")
@@ -121,11 +134,16 @@ def compare(
         for key in SAME:
             values = {str(getattr(s, key)) for s in of_seed if getattr(s, key) is not None}
             if len(values) > 1:
-                raise ConfigError(f"runs of seed {seed} cannot be compared: {key} is {' and '.join(sorted(values))}")
+                raise ConfigError(
+                    f"runs of seed {seed} cannot be compared: {key} is "
+                    f"{' and '.join(sorted(values))}"
+                )
         unseen = sorted({tuple(s.unseen) for s in of_seed})
         if len(unseen) > 1:
             those = " and ".join(", ".join(map(str, clients)) or "none" for clients in unseen)
-            raise ConfigError(f"runs of seed {seed} cannot be compared: the unseen clients are {those}")
+            raise ConfigError(
+                f"runs of seed {seed} cannot be compared: the unseen clients are {those}"
+            )
     if len({bool(s.unseen) for s in summaries}) > 1:
         raise ConfigError("runs cannot be compared: some have unseen clients, others none")
     every = list(zip(summaries, folders, strict=True))
@@ -133,7 +151,9 @@ def compare(
     left_out = [
         *failed,
         *(
-            LeftOutRun(name=s.name, seed=s.seed, folder=_name(folder), diverged=True, reason=s.diverged)
+            LeftOutRun(
+                name=s.name, seed=s.seed, folder=_name(folder), diverged=True, reason=s.diverged
+            )
             for s, folder in every
             if s.diverged
         ),
@@ -144,7 +164,9 @@ def compare(
         groups.setdefault(s.name, []).append(s)
     reference, *others = groups
     main, *further = shared_metrics(summaries)
-    baseline = next((name for name, group in groups.items() if group[0].method == "local"), reference)
+    baseline = next(
+        (name for name, group in groups.items() if group[0].method == "local"), reference
+    )
 
     def differences(metric: Metric) -> list[PairedDifference]:
         return [_difference(groups[reference], groups[name], metric) for name in others]
@@ -170,10 +192,19 @@ def _name(folder: Path | None) -> str | None:
     return folder.name if folder else None
 
 
-def _partly(left_out: Sequence[LeftOutRun], groups: Mapping[str, Sequence[RunSummary]]) -> list[str]:
+def _partly(
+    left_out: Sequence[LeftOutRun], groups: Mapping[str, Sequence[RunSummary]]
+) -> list[str]:
     """The methods of which only some seeds are left, which favors them."""
-    gone = {one.name: sum(other.name == one.name for other in left_out) for one in left_out if one.name in groups}
-    return [f"{name} without {count} of {count + len(groups[name])} seeds" for name, count in gone.items()]
+    gone = {
+        one.name: sum(other.name == one.name for other in left_out)
+        for one in left_out
+        if one.name in groups
+    }
+    return [
+        f"{name} without {count} of {count + len(groups[name])} seeds"
+        for name, count in gone.items()
+    ]
 
 
 def _reasons(left_out: Sequence[LeftOutRun]) -> list[str]:
@@ -194,25 +225,30 @@ def _check_one_setting(settings: Mapping[str, str]) -> None:
     if len(first) > 1:
         vertical, horizontal = first["vertical"], first["horizontal"]
         raise ConfigError(
-            f"{vertical} cannot be compared with {horizontal}: its parties hold different columns and give one "
-            "answer together, those of the other hold different rows and answer one by one; compare methods of one kind"
+            f"{vertical} cannot be compared with {horizontal}: its parties hold different "
+            "columns and give one answer together, those of the other hold different rows and "
+            "answer one by one; compare methods of one kind"
         )
 
 
 def remarks(summaries: Sequence[RunSummary]) -> list[str]:
-    """Warnings: results on validation rows, how to train equally long, and runs of one method and seed that have
-    different pretrained models."""
+    """Warnings: results on validation rows, how to train equally long, and runs of one method and
+    seed that have different pretrained models.
+    """
     made = fairness_remarks(summaries)
     if shares := sorted({s.validation for s in summaries if s.validation}):
         share = " and ".join(f"{100 * share:g} %" for share in shares)
-        made.append(f"measured on validation rows, {share} of the training rows, and not on the test rows")
+        made.append(
+            f"measured on validation rows, {share} of the training rows, and not on the test rows"
+        )
     found: dict[tuple[str, int], dict[str, str]] = {}
     for s in summaries:
         own = s.pretrained
         model = f"{own.model or 'one'} ({own.digest[:12]})" if own else "none"
         found.setdefault((s.method, s.seed), {})[own.digest if own else ""] = model
     made += [
-        f"runs of {method} with seed {seed} have different pretrained models at the server: {', '.join(each.values())}"
+        f"runs of {method} with seed {seed} have different pretrained models at the server: "
+        f"{', '.join(each.values())}"
         for (method, seed), each in found.items()
         if len(each) > 1
     ]
@@ -221,18 +257,25 @@ def remarks(summaries: Sequence[RunSummary]) -> list[str]:
 
 def shared_metrics(summaries: Sequence[RunSummary]) -> list[Metric]:
     """The metrics that all runs have, the main one first."""
-    found = [metric for metric in summaries[0].compared if all(metric in s.compared for s in summaries)]
+    found = [
+        metric for metric in summaries[0].compared if all(metric in s.compared for s in summaries)
+    ]
     on_test, on_own = summaries[0].on_test, summaries[0].on_own
-    if on_own not in found and any(on_own in s.compared for s in summaries):  # evaluation modes are on other rows
+    # evaluation modes are on other rows
+    if on_own not in found and any(on_own in s.compared for s in summaries):
         return [on_test]
     main = on_test if found[0] == on_own else found[0]
     return [main, *(metric for metric in found if metric != main)]
 
 
-def _method(name: str, group: Sequence[RunSummary], main: Metric, baseline: Sequence[RunSummary]) -> MethodSummary:
+def _method(
+    name: str, group: Sequence[RunSummary], main: Metric, baseline: Sequence[RunSummary]
+) -> MethodSummary:
     """The summary of one method over its seeds; `baseline`: runs that gains are computed over."""
     first = group[0]
-    found = {metric: _over_seeds([s.compared[metric] for s in group]) for metric in shared_metrics(group)}
+    found = {
+        metric: _over_seeds([s.compared[metric] for s in group]) for metric in shared_metrics(group)
+    }
     return MethodSummary(
         name=name,
         method=first.method,
@@ -240,7 +283,10 @@ def _method(name: str, group: Sequence[RunSummary], main: Metric, baseline: Sequ
         preset=first.preset,
         seeds=[s.seed for s in group],
         **({"task": first.task} if first.task == "number" else {}),
-        **{first.on_test.name: found[first.on_test], f"own_{first.on_own.name}": found.get(first.on_own)},
+        **{
+            first.on_test.name: found[first.on_test],
+            f"own_{first.on_own.name}": found.get(first.on_own),
+        },
         scores=found if first.scores else {},
         alone=_alone(group),
         eval_modes={metric: found[metric] for metric in first.eval_modes if metric in found},
@@ -248,7 +294,12 @@ def _method(name: str, group: Sequence[RunSummary], main: Metric, baseline: Sequ
         chance=_mean([s.chance for s in group]),
         own_chance=_mean_if_all([s.own_chance for s in group]),
         own_chances=_own_chances(group),
-        bytes=Traffic(**{name: _mean([getattr(s.bytes, name) for s in group]) for name in Traffic.model_fields}),
+        bytes=Traffic(
+            **{
+                name: _mean([getattr(s.bytes, name) for s in group])
+                for name in Traffic.model_fields
+            }
+        ),
         seconds=_mean([s.seconds["total"] for s in group]),
         failures=sum(s.failures for s in group),
     )
@@ -257,18 +308,28 @@ def _method(name: str, group: Sequence[RunSummary], main: Metric, baseline: Sequ
 def network_means(
     group: Sequence[RunSummary], metric: Metric, baseline: Sequence[RunSummary] = ()
 ) -> dict[str, NetworkGain]:
-    """The mean of a metric over the clients of each network or black box in all seeds, and its gain over the same
-    clients and seeds of `baseline`, where these have the same network. Empty for one network or a joint prediction."""
+    """The mean of a metric over the clients of each network or black box in all seeds, and its gain
+    over the same clients and seeds of `baseline`, where these have the same network. Empty for one
+    network or a joint prediction.
+    """
     values, before = _by_model(group, metric), _by_model(baseline, metric)
     found = {}
     for name, each in sorted(values.items()):
-        gains = [value - before[name][key] for key, value in each.items() if key in before.get(name, {})]
-        found[name] = NetworkGain(clients=len(each), mean=_mean([*each.values()]), gain=_mean(gains) if gains else None)
+        gains = [
+            value - before[name][key] for key, value in each.items() if key in before.get(name, {})
+        ]
+        found[name] = NetworkGain(
+            clients=len(each), mean=_mean([*each.values()]), gain=_mean(gains) if gains else None
+        )
     return found if len(found) > 1 else {}
 
 
-def _by_model(group: Sequence[RunSummary], metric: Metric) -> dict[str, dict[tuple[int, int], float]]:
-    """A metric by the client's network, then by seed and client. Unseen clients count only in metrics over them."""
+def _by_model(
+    group: Sequence[RunSummary], metric: Metric
+) -> dict[str, dict[tuple[int, int], float]]:
+    """A metric by the client's network, then by seed and client. Unseen clients count only in
+    metrics over them.
+    """
     each: dict[str, dict[tuple[int, int], float]] = {}
     for s in group:
         if s.scores or not s.architectures:
@@ -283,7 +344,9 @@ def _by_model(group: Sequence[RunSummary], metric: Metric) -> dict[str, dict[tup
 
 def _own_chances(group: Sequence[RunSummary]) -> dict[str, float]:
     """The chance level over unseen, and over training clients; without those that a seed lacks."""
-    means = {key: _mean_if_all([s.own_chances.get(key) for s in group]) for key in group[0].own_chances}
+    means = {
+        key: _mean_if_all([s.own_chances.get(key) for s in group]) for key in group[0].own_chances
+    }
     return {key: mean for key, mean in means.items() if mean is not None}
 
 
@@ -303,11 +366,15 @@ def _over_seeds(found: Sequence[Spread]) -> SeedSpread:
     """A metric over seeds."""
     means = [one.mean for one in found]
     return SeedSpread(
-        mean=_mean(means), std_over_seeds=_deviation(means), std_over_clients=_mean([one.std for one in found])
+        mean=_mean(means),
+        std_over_seeds=_deviation(means),
+        std_over_clients=_mean([one.std for one in found]),
     )
 
 
-def _difference(first: Sequence[RunSummary], other: Sequence[RunSummary], metric: Metric) -> PairedDifference:
+def _difference(
+    first: Sequence[RunSummary], other: Sequence[RunSummary], metric: Metric
+) -> PairedDifference:
     """First minus other, per seed and per client."""
     by_seed = {s.seed: s.compared[metric] for s in other}
     pairs = [(s.compared[metric], by_seed[s.seed]) for s in first if s.seed in by_seed]

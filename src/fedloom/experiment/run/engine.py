@@ -28,15 +28,19 @@ def start(plan: RunPlan, measured: Measured | None = None) -> Engine:
     run, cfg = plan.run, plan.run.engine
     cfg.check()
     if cfg.name == "net":
-        raise EngineError("the net engine needs nodes: start the run with fedloom.run() or the command fedloom run")
+        raise EngineError(
+            "the net engine needs nodes: start the run with fedloom.run() or the command fedloom "
+            "run"
+        )
     common = {"seed": run.seed, "faults": run.faults}
     memory = None if cfg.memory_mb is None else cfg.memory_mb * 10**6
     parties = (make() for make in plan.clients)
     if run.evaluate.leaks and plan.method.setting == "horizontal":
         if cfg.name not in ("auto", "local") or cfg.workers > 1:
             raise ConfigError(
-                f"evaluate.leaks reads every message in one process, not with the engine {cfg.name} and {cfg.workers} "
-                "workers: set engine.name = local and engine.workers = 1"
+                "evaluate.leaks reads every message in one process, not with the engine "
+                f"{cfg.name} and {cfg.workers} workers: set engine.name = local and "
+                "engine.workers = 1"
             )
         return ObservedEngine(parties, memory=memory, **common)
     if cfg.name == "isolated":
@@ -70,7 +74,8 @@ class Backend:
     Attributes:
         start: starts the engine of a plan, see `start`.
         files: the coordinator's private data; None where all parties are on this machine.
-        secret: seeds the noise of colocated parties, see `ClientContext`; None for the run's seed alone.
+        secret: seeds the noise of colocated parties, see `ClientContext`; None for the run's seed
+            alone.
     """
 
     start: Callable[[RunPlan], Engine] = start
@@ -78,7 +83,9 @@ class Backend:
     secret: int | None = None
 
 
-def local_backend(run: RunConfig, folder: Path | None = None, *, resume: bool, stop: Callable[[], bool]) -> Backend:
+def local_backend(
+    run: RunConfig, folder: Path | None = None, *, resume: bool, stop: Callable[[], bool]
+) -> Backend:
     """The backend of all engines but `net`; arguments as in `execute`."""
     if run.engine.name != "auto":
         return Backend()

@@ -1,4 +1,5 @@
-"""Evaluates the parties of a run: predictions on test rows, their metrics, and a hash of all states.
+"""Evaluates the parties of a run: predictions on test rows, their metrics, and a hash of all
+states.
 
 Evaluation is not part of a method: its messages are not counted, and no method reads a test row.
 """
@@ -23,8 +24,27 @@ from fedloom.experiment.run.metrics import ATTACK, GLOBAL, OWN, OWN_RMSE, RMSE, 
 CHANCE = "chance"
 """Metric of the chance level, where only the clients know it."""
 RESERVED = (
-    *(str(GLOBAL), str(OWN), str(RMSE), str(OWN_RMSE), "mae", "r2", "loss mean", CHANCE, "agreement", "recall"),
-    *(ATTACK, "bytes", "balanced accuracy", "auc", "calibration error", "seen accuracy", "rare recall"),
+    *(
+        str(GLOBAL),
+        str(OWN),
+        str(RMSE),
+        str(OWN_RMSE),
+        "mae",
+        "r2",
+        "loss mean",
+        CHANCE,
+        "agreement",
+        "recall",
+    ),
+    *(
+        ATTACK,
+        "bytes",
+        "balanced accuracy",
+        "auc",
+        "calibration error",
+        "seen accuracy",
+        "rare recall",
+    ),
 )
 """Prefixes of all metrics of a run. Notes of parties with such names are ignored."""
 MAX_PROBABILITIES = 20_000_000
@@ -32,9 +52,13 @@ MAX_PROBABILITIES = 20_000_000
 SCORE: Template = {"accuracy": floats(), "loss": floats(), "chance": floats(), "rows": int}
 """Template of the reply of a client whose labels are private."""
 NOT_LOGGED = (UNREACHABLE, "failed", "busy", "late", "refused")
-"""Reasons of failures that are not logged: an unreachable party, a failed machine, a node that refuses evaluation."""
+"""Reasons of failures that are not logged: an unreachable party, a failed machine, a node that
+refuses evaluation.
+"""
 Check: TypeAlias = Callable[[int, Mapping[int, Any]], None]
-"""Called with a party's number and all replies; raises MessageError if the party's reply is invalid."""
+"""Called with a party's number and all replies; raises MessageError if the party's reply is
+invalid.
+"""
 Measured: TypeAlias = tuple[str, float, str]
 """A metric's name, its value, and its party; "" for the whole federation."""
 _log = logging.getLogger("fedloom")
@@ -54,12 +78,18 @@ def check_score(i: int, scores: Mapping[int, Any]) -> None:
 
 
 def check_predictions(labels: Sequence[np.ndarray], **also: Template) -> Check:
-    """A `Check` of the classes predicted for each party's labels (n,), and of further entries of the reply."""
-    return lambda i, replies: message.check_like(replies[i], {"predicted": Shape(torch.int64, len(labels[i])), **also})
+    """A `Check` of the classes predicted for each party's labels (n,), and of further entries of
+    the reply.
+    """
+    return lambda i, replies: message.check_like(
+        replies[i], {"predicted": Shape(torch.int64, len(labels[i])), **also}
+    )
 
 
 def clients_by_metric(metric: Metric, plan: RunPlan) -> dict[Metric, list[int]]:
-    """The clients of a metric, by metric: all; in an evaluation mode, unseen and training ones apart."""
+    """The clients of a metric, by metric: all; in an evaluation mode, unseen and training ones
+    apart.
+    """
     if not metric.mode or not plan.unseen:
         return {metric: list(range(len(plan.clients)))}
     return {metric: [*plan.unseen], metric.training: [*plan.training]}
@@ -93,26 +123,36 @@ def call_all(
         MethodError: a party in this process fails.
         PartiesMissing: no party has replied, or with `every`, one has not.
     """
-    replies = dict(zip(engine.ids, engine.call(engine.ids, method, arguments, None, None), strict=True))
+    replies = dict(
+        zip(engine.ids, engine.call(engine.ids, method, arguments, None, None), strict=True)
+    )
     failed = {i: reply for i, reply in replies.items() if isinstance(reply, Failure)}
     for i in sorted(replies.keys() - failed.keys()) if engine.remote else ():
         try:
             check(i, replies)
         except MessageError as error:
-            failed[i] = Failure("invalid reply", f"({error}): use the same version of fedloom at the node")
+            failed[i] = Failure(
+                "invalid reply", f"({error}): use the same version of fedloom at the node"
+            )
     for i, failure in failed.items():
         if failure.reason in NOT_LOGGED:
             continue
         if not engine.remote:
-            raise MethodError(f"cannot evaluate {engine.name(i)}:\n{failure.trace or failure.reason}")
+            raise MethodError(
+                f"cannot evaluate {engine.name(i)}:\n{failure.trace or failure.reason}"
+            )
         why = f"{failure.reason} {failure.trace}".strip()
         _log.warning("%s is left out of an evaluation: %s", engine.name(i), why)
-    if failed and all(failure.reason == "refused" for failure in failed.values()) and len(failed) == len(replies):
+    if (
+        failed
+        and all(failure.reason == "refused" for failure in failed.values())
+        and len(failed) == len(replies)
+    ):
         if said := sorted({failure.trace for failure in failed.values()} - {""}):
             raise PartiesMissing(f"no node evaluates now: {'; '.join(said)}")
         raise PartiesMissing(
-            "no node allows evaluation: in node.toml of at least one, set evaluate = true, and score = true in "
-            "[data.NAME]"
+            "no node allows evaluation: in node.toml of at least one, set evaluate = true, and "
+            "score = true in [data.NAME]"
         )
     if failed and (every or len(failed) == len(replies)):
         raise PartiesMissing(f"cannot evaluate {', '.join(map(engine.name, sorted(failed)))}")
@@ -145,7 +185,9 @@ def classifier_metrics(probabilities: np.ndarray, labels: np.ndarray) -> Classif
     counts = np.bincount(labels, minlength=classes)
     hits = np.bincount(labels, weights=right, minlength=classes)
     recall = np.divide(hits, counts, out=np.full(classes, np.nan), where=counts > 0)
-    likelihood = np.clip(probabilities[np.arange(len(labels)), labels].astype(np.float64), 1e-12, None)
+    likelihood = np.clip(
+        probabilities[np.arange(len(labels)), labels].astype(np.float64), 1e-12, None
+    )
     return ClassifierMetrics(
         float(right.mean()),
         float(np.nanmean(recall)),
@@ -163,8 +205,8 @@ class ClientMetrics:
         clients: numbers of the N reachable clients.
         accuracy: (N,) top-1 accuracy of each client.
         loss: (N,) mean cross-entropy in nats.
-        agreement: share of equal predictions over all pairs of clients and all rows; nan with one client, or where
-            clients have different test rows.
+        agreement: share of equal predictions over all pairs of clients and all rows; nan with one
+            client, or where clients have different test rows.
         recall: (K,) recall of each class over all clients; nan without rows.
     """
 
@@ -176,13 +218,22 @@ class ClientMetrics:
 
 
 def client_scores(
-    engine: Engine, labels: Sequence[np.ndarray], classes: int, on: str, broadcast: Mapping[str, Tree] | None = None
+    engine: Engine,
+    labels: Sequence[np.ndarray],
+    classes: int,
+    on: str,
+    broadcast: Mapping[str, Tree] | None = None,
 ) -> dict[str, dict[int, float]]:
-    """The scores of `SCORED` of every reachable client on its test rows `on`, by name and client; arguments as in
-    `client_metrics`. A client whose rows have one class has no AUC; one that has diverged, or whose node sends no valid
-    reply, has no score."""
+    """The scores of `SCORED` of every reachable client on its test rows `on`, by name and client;
+    arguments as in `client_metrics`. A client whose rows have one class has no AUC; one that has
+    diverged, or whose node sends no valid reply, has no score.
+    """
     found: dict[str, dict[int, float]] = {name: {} for name in SCORED}
-    arguments: dict[str, Tree] = {"on": on, "broadcast": dict(broadcast or {}), "probabilities": True}
+    arguments: dict[str, Tree] = {
+        "on": on,
+        "broadcast": dict(broadcast or {}),
+        "probabilities": True,
+    }
     size = max(1, MAX_PROBABILITIES // max(1, classes * max(map(len, labels))))
     for start in range(0, len(engine.ids), size):
         ids = engine.ids[start : start + size]
@@ -192,7 +243,9 @@ def client_scores(
                 continue  # `client_metrics` has reported it
             y = labels[i]
             try:
-                check_predictions(labels, loss=floats(), probabilities=floats(len(y), classes))(i, {i: reply})
+                check_predictions(labels, loss=floats(), probabilities=floats(len(y), classes))(
+                    i, {i: reply}
+                )
             except MessageError as error:
                 if not engine.remote:
                     raise
@@ -227,7 +280,10 @@ def client_metrics(
     """
     check = check_predictions(labels, loss=floats())
     replies = call_all(
-        engine, "predictions", {"on": on, "eval_mode": eval_mode, "broadcast": dict(broadcast or {})}, check
+        engine,
+        "predictions",
+        {"on": on, "eval_mode": eval_mode, "broadcast": dict(broadcast or {})},
+        check,
     )
     labels = [labels[i] for i in replies]
     predicted = [reply["predicted"].cpu().numpy() for reply in replies.values()]
@@ -247,7 +303,9 @@ def client_metrics(
 
 
 def agreement(predicted: np.ndarray, classes: int) -> float:
-    """The share of equal predictions over all pairs of clients and all rows, given predictions (N, n)."""
+    """The share of equal predictions over all pairs of clients and all rows, given predictions (N,
+    n).
+    """
     n = len(predicted)
     if n < 2:
         return float("nan")
@@ -256,9 +314,12 @@ def agreement(predicted: np.ndarray, classes: int) -> float:
 
 
 def state_sha256(digests: Iterable[tuple[str, str]]) -> str | None:
-    """One hash of the names and state digests (`message.digest`) of all parties, in the given order; None if a party
-    with rows of its own keeps its digest."""
+    """One hash of the names and state digests (`message.digest`) of all parties, in the given
+    order; None if a party with rows of its own keeps its digest.
+    """
     digests = list(digests)
     if not all(digest for _, digest in digests):
         return None
-    return hashlib.sha256("".join(f"{party}:{digest}\n" for party, digest in digests).encode()).hexdigest()
+    return hashlib.sha256(
+        "".join(f"{party}:{digest}\n" for party, digest in digests).encode()
+    ).hexdigest()

@@ -34,10 +34,15 @@ class Evaluation(Protocol):
         """The success of the attacks on this run's messages."""
 
     def summarize(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
-        """The fields of `RunSummary` that depend on the setting, from the final metrics and the parties' names."""
+        """The fields of `RunSummary` that depend on the setting, from the final metrics and the
+        parties' names.
+        """
 
 
-EVALUATIONS: dict[str, Evaluation] = {"horizontal": HorizontalEvaluation(), "vertical": VerticalEvaluation()}
+EVALUATIONS: dict[str, Evaluation] = {
+    "horizontal": HorizontalEvaluation(),
+    "vertical": VerticalEvaluation(),
+}
 
 
 def evaluation_of(plan: RunPlan) -> Evaluation:

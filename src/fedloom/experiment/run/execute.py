@@ -38,11 +38,13 @@ def execute(
     Args:
         run: the config.
         folder: the run folder; None writes nothing.
-        resume: continue from the folder's last checkpoint, if any. The results are bit-identical to those of an
-            uninterrupted run.
+        resume: continue from the folder's last checkpoint, if any. The results are bit-identical to
+            those of an uninterrupted run.
         progress: called after each round.
-        stop: called after each round; if it returns True, the run saves a checkpoint and raises `Stopped`.
-        backend: called with the run, its folder, `resume` and `stop`; returns where the parties run.
+        stop: called after each round; if it returns True, the run saves a checkpoint and raises
+            `Stopped`.
+        backend: called with the run, its folder, `resume` and `stop`; returns where the parties
+            run.
         keep_models: whether the result has the trained networks, in `trained`.
 
     Raises:
@@ -54,7 +56,8 @@ def execute(
         started = perf_counter()
         place = backend(run, folder, resume=resume, stop=stop)
         plan = build(run, place.files, secret=place.secret)
-        with place.start(plan) as engine, alone_in(None if engine.remote else folder):  # a later coordinator takes over
+        # a later coordinator takes over
+        with place.start(plan) as engine, alone_in(None if engine.remote else folder):
             if not engine.remote:  # remote parties are checked when they connect
                 _repeat_if_lost(lambda: agree(engine, plan.data.public_digest))
             session = Session(plan, engine, folder)
@@ -78,7 +81,10 @@ def alone_in(folder: Path | None) -> Iterator[None]:
     file = folder / ".running"
     with locked(file) as free:
         if not free:
-            raise ConfigError(f"another process is running in {folder}: wait until it ends, or choose another --out")
+            raise ConfigError(
+                f"another process is running in {folder}: wait until it ends, or choose another "
+                "--out"
+            )
         try:
             yield
         finally:
@@ -100,20 +106,25 @@ def agree(engine: Engine, digest: str) -> None:
     Raises:
         DataError: a party holds different rows.
     """
-    for party, reply in zip(engine.ids, engine.call(engine.ids, "public_digest", {}, None, None), strict=True):
+    for party, reply in zip(
+        engine.ids, engine.call(engine.ids, "public_digest", {}, None, None), strict=True
+    ):
         if isinstance(reply, Failure) and reply.reason == UNREACHABLE:
             continue  # it was checked when it connected
         if reply not in (digest, None):
             raise DataError(
-                f"{engine.name(party)} holds different public rows: their digest is {str(reply)[:16]}…, not "
-                f"{digest[:16]}…; give all parties the same rows in the same order"
+                f"{engine.name(party)} holds different public rows: their digest is "
+                f"{str(reply)[:16]}…, not {digest[:16]}…; give all parties the same rows in the "
+                "same order"
             )
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread in torch and NumPy, and restore torch's generator on exit. More threads are slower for small
-    networks and matrices, much so on a busy machine, and their sums are not repeatable."""
+    """Use one thread in torch and NumPy, and restore torch's generator on exit. More threads are
+    slower for small networks and matrices, much so on a busy machine, and their sums are not
+    repeatable.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -131,7 +142,9 @@ def settle(folder: Path, *, resume: bool, several: bool = False) -> None:
     """
     refuse_file(folder)
     if not resume and folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty; add --resume to continue its run, or choose another --out")
+        raise ConfigError(
+            f"{folder} is not empty; add --resume to continue its run, or choose another --out"
+        )
     names = {p.name for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
     if names and not (("config.toml" in names) if several else (folder / "config.toml").is_file()):
         raise ConfigError(f"{folder} has files but no run to resume; choose another --out")

@@ -31,7 +31,9 @@ class HorizontalEvaluation:
     """The evaluation of a horizontal run, see `Evaluation`."""
 
     def main_metric(self, plan: RunPlan) -> Metric:
-        """The main metric of the task on own rows in the method's first evaluation mode, or on the global test set."""
+        """The main metric of the task on own rows in the method's first evaluation mode, or on the
+        global test set.
+        """
         on_test, own = MAIN[plan.data.task.kind]
         return replace(own, mode=plan.cfg.eval_modes[0]) if plan.cfg.eval_modes else on_test
 
@@ -41,8 +43,9 @@ class HorizontalEvaluation:
         return {main, main.training}
 
     def evaluate(self, plan: RunPlan, engine: Engine, final: bool = False) -> Iterator[Measured]:
-        """Evaluate each client on the global test set and on its own rows, the latter also in each evaluation mode.
-        With private rows, clients compute their scores."""
+        """Evaluate each client on the global test set and on its own rows, the latter also in each
+        evaluation mode. With private rows, clients compute their scores.
+        """
         broadcast = plan.server.broadcast() if plan.server is not None else {}
         if plan.data.target is not None:
             yield from (
@@ -56,9 +59,13 @@ class HorizontalEvaluation:
             return
         yield from _by_predictions(plan, engine, broadcast)
         for on in plan.data.labels if final else ():
-            found = client_scores(engine, plan.data.labels[on], len(plan.data.classes), on, broadcast)
+            found = client_scores(
+                engine, plan.data.labels[on], len(plan.data.classes), on, broadcast
+            )
             for name, each in found.items():
-                for metric, value, party in client_spread(Metric(name, own=on != "test"), each, engine.name):
+                for metric, value, party in client_spread(
+                    Metric(name, own=on != "test"), each, engine.name
+                ):
                     if metric != "loss mean":  # which every evaluation has
                         yield metric, value, party
 
@@ -73,20 +80,29 @@ class HorizontalEvaluation:
         return {
             **over_groups(final, parties, plan.cfg.eval_modes, plan.unseen, plan.data.task.kind),
             "client_scores": {
-                str(score): found for score in scores if (found := over_clients(final, score, parties)) is not None
+                str(score): found
+                for score in scores
+                if (found := over_clients(final, score, parties)) is not None
             },
         }
 
 
-def _by_predictions(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any]) -> Iterator[Measured]:
+def _by_predictions(
+    plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any]
+) -> Iterator[Measured]:
     labels, classes = plan.data.labels, plan.data.classes
     looks = [(on, "", GLOBAL if on == "test" else OWN) for on in labels]
-    looks += [(list(labels)[-1], eval_mode, replace(OWN, mode=eval_mode)) for eval_mode in plan.cfg.eval_modes]
+    looks += [
+        (list(labels)[-1], eval_mode, replace(OWN, mode=eval_mode))
+        for eval_mode in plan.cfg.eval_modes
+    ]
     for on, eval_mode, metric in looks:
         seen = client_metrics(engine, labels[on], len(classes), on, eval_mode, broadcast)
         accuracy = dict(zip(seen.clients, seen.accuracy, strict=True))
         for called, group in clients_by_metric(metric, plan).items():
-            yield from client_spread(called, {i: accuracy[i] for i in group if i in accuracy}, engine.name)
+            yield from client_spread(
+                called, {i: accuracy[i] for i in group if i in accuracy}, engine.name
+            )
         if metric == GLOBAL:
             yield "loss mean", float(seen.loss.mean()), ""
             if np.isfinite(seen.agreement):
@@ -96,12 +112,21 @@ def _by_predictions(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any])
 
 def _by_scores(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any]) -> Iterator[Measured]:
     for eval_mode in ("", *plan.cfg.eval_modes):
-        scores = call_all(engine, "score", {"on": "own", "eval_mode": eval_mode, "broadcast": broadcast}, check_score)
+        scores = call_all(
+            engine,
+            "score",
+            {"on": "own", "eval_mode": eval_mode, "broadcast": broadcast},
+            check_score,
+        )
         metric = replace(OWN, mode=eval_mode) if eval_mode else GLOBAL
         for called, group in clients_by_metric(metric, plan).items():
             yield from client_spread(
                 called, {i: float(scores[i]["accuracy"]) for i in group if i in scores}, engine.name
             )
         if not eval_mode:
-            yield "loss mean", float(np.mean([float(score["loss"]) for score in scores.values()])), ""
+            yield (
+                "loss mean",
+                float(np.mean([float(score["loss"]) for score in scores.values()])),
+                "",
+            )
             yield CHANCE, float(np.mean([float(score["chance"]) for score in scores.values()])), ""

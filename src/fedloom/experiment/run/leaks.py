@@ -1,7 +1,8 @@
-"""Measures what the messages of a run tell: the attacks of `fedloom.protect.leaks` on all that clients sent.
+"""Measures what the messages of a run tell: the attacks of `fedloom.protect.leaks` on all that
+clients sent.
 
-As evaluation, it sends nothing and changes no state. The attacker has half of the global test rows, with labels;
-nobody trained on the other half.
+As evaluation, it sends nothing and changes no state. The attacker has half of the global test rows,
+with labels; nobody trained on the other half.
 """
 
 import logging
@@ -23,7 +24,10 @@ from fedloom.protect.leaks import Leak, Predict
 
 MOST_ROWS = 200
 """Members of a client, and other rows, on which membership is measured."""
-CONTROLS = {"completion": "no message (completion)", "embeddings nearest": "no message (own embeddings)"}
+CONTROLS = {
+    "completion": "no message (completion)",
+    "embeddings nearest": "no message (own embeddings)",
+}
 """Attacks on labels that read no message."""
 _log = logging.getLogger("fedloom")
 
@@ -60,7 +64,9 @@ class _Attacker:
         return len(self.plan.data.classes)
 
     def held_out(self, i: int) -> tuple[Tensor, Tensor]:
-        """Rows on which nobody trained, to compare with those of client i: its own ones where owners differ."""
+        """Rows on which nobody trained, to compare with those of client i: its own ones where
+        owners differ.
+        """
         own = self.plan.contexts[i].tests.get("own")
         if self.plan.run.data.partition == "natural" and own is not None and len(own):
             return _some(own, self.plan.run.seed, i)
@@ -69,14 +75,20 @@ class _Attacker:
     def evidence(self, i: int, sent: Sent) -> _Evidence | None:
         """What messages of client i give; None if no attack reads their form."""
         newest = sent[-1][1]
-        if (weights := _weights(newest)) is not None and (model := self._model(i, weights, newest)) is not None:
+        if (weights := _weights(newest)) is not None and (
+            model := self._model(i, weights, newest)
+        ) is not None:
             return _Evidence(model, model(self.x).exp().mean(0))
         if (counts := self._class_counts(newest)) is not None:
             return counts
         return self._answers(i, sent)
 
-    def _model(self, i: int, weights: Mapping[str, Tensor], reply: Mapping[str, Any]) -> Predict | None:
-        """The network that was sent; without its head, with one that the attacker learns from its own rows."""
+    def _model(
+        self, i: int, weights: Mapping[str, Tensor], reply: Mapping[str, Any]
+    ) -> Predict | None:
+        """The network that was sent; without its head, with one that the attacker learns from its
+        own rows.
+        """
         if self.plan.contexts[i].network is None:
             return None
         network = self.plan.contexts[i].build()
@@ -92,12 +104,20 @@ class _Attacker:
         if all(k in found for k in shapes):
             return lambda x: network(x).log_softmax(-1)
         features = _features_of(network)
-        head = attacks.logistic(_padded(features(self.x)), self.y, torch.ones(len(self.y)).double(), self.classes)
+        head = attacks.logistic(
+            _padded(features(self.x)), self.y, torch.ones(len(self.y)).double(), self.classes
+        )
         return lambda x: (_padded(features(x)) @ head).log_softmax(-1)
 
     def _class_counts(self, reply: Any) -> _Evidence | None:
-        """How many rows of each class a client has, or whether it has any, as it says beside a vector for each."""
-        found = [v for v in reply.values() if isinstance(v, Tensor)] if isinstance(reply, Mapping) else []
+        """How many rows of each class a client has, or whether it has any, as it says beside a
+        vector for each.
+        """
+        found = (
+            [v for v in reply.values() if isinstance(v, Tensor)]
+            if isinstance(reply, Mapping)
+            else []
+        )
         counts = [v for v in found if v.shape == (self.classes,) and not v.is_floating_point()]
         return _Evidence(counts=counts[0].double()) if counts else None
 
@@ -112,7 +132,9 @@ class _Attacker:
             if logits is not None and len(logits) == len(public.rows):
                 numbers.append(torch.arange(len(logits)))
             elif logits is not None and {"t", "i"} <= arguments.keys() and hasattr(cfg, "tau"):
-                numbers.append(public.plan(int(arguments["t"]), cfg.tau, cfg.batch_size)[int(arguments["i"])])
+                numbers.append(
+                    public.plan(int(arguments["t"]), cfg.tau, cfg.batch_size)[int(arguments["i"])]
+                )
             else:
                 return None
             answers.append(logits.log_softmax(-1))
@@ -161,17 +183,23 @@ def _guessed(evidence: Sequence[_Evidence], overall: Tensor) -> Tensor | None:
     """The class shares (N, K) that an attacker guesses."""
     if all(one.counts is not None for one in evidence):
         counts = torch.stack([one.counts for one in evidence if one.counts is not None])
-        shares = counts * (overall if counts.max() <= 1 else 1)  # a mask of classes, or numbers of rows
+        # a mask of classes, or numbers of rows
+        shares = counts * (overall if counts.max() <= 1 else 1)
         return shares / shares.sum(-1, keepdim=True).clamp_min(1e-12)
     means = [one.mean.double() for one in evidence if one.mean is not None]
-    return leaks.guessed_shares(torch.stack(means), overall) if len(means) == len(evidence) else None
+    return (
+        leaks.guessed_shares(torch.stack(means), overall) if len(means) == len(evidence) else None
+    )
 
 
-def of_columns(plan: RunPlan, embedded: Mapping[int, Tensor], guesses: Mapping[int, Mapping[str, float]]) -> list[Leak]:
+def of_columns(
+    plan: RunPlan, embedded: Mapping[int, Tensor], guesses: Mapping[int, Mapping[str, float]]
+) -> list[Leak]:
     """The success of attacks in a vertical run, on the messages of one moment.
 
-    The passive parties guess labels, of which they know one of each class; the active party reconstructs the columns of
-    half of the aligned rows from embeddings or bins, and knows those of the other half.
+    The passive parties guess labels, of which they know one of each class; the active party
+    reconstructs the columns of half of the aligned rows from embeddings or bins, and knows those of
+    the other half.
 
     Args:
         embedded: embeddings (N_a, d) of aligned rows, by party.
@@ -198,12 +226,13 @@ def of_columns(plan: RunPlan, embedded: Mapping[int, Tensor], guesses: Mapping[i
     return [*found, leaks.leak(sent, "reconstruction", each, 0.0)] if each else found
 
 
-# -- forms of messages -----------------------------------------------------------------------------------------------
+# -- forms of messages -----------------------------------------------------------------------------
 
 
 def _weights(reply: Any) -> dict[str, Tensor] | None:
-    """Weights by name, in the first part of a message that is a dict of tensors; those of FedCP's parts without their
-    prefix."""
+    """Weights by name, in the first part of a message that is a dict of tensors; those of FedCP's
+    parts without their prefix.
+    """
     for part in reply.values() if isinstance(reply, Mapping) else ():
         if isinstance(part, Mapping) and part and all(isinstance(v, Tensor) for v in part.values()):
             return {k.removeprefix("network."): v for k, v in part.items()}
@@ -219,7 +248,12 @@ def _logits(reply: Any, cfg: Any, classes: int) -> Tensor | None:
             reply = cfg.decode(reply, classes)
         except (MessageError, KeyError, TypeError, ValueError):
             return None
-    fits = isinstance(reply, Tensor) and reply.ndim == 2 and reply.shape[1] == classes and reply.is_floating_point()
+    fits = (
+        isinstance(reply, Tensor)
+        and reply.ndim == 2
+        and reply.shape[1] == classes
+        and reply.is_floating_point()
+    )
     return reply if fits else None
 
 
@@ -254,7 +288,7 @@ def _standardize(network: nn.Module, x: Tensor) -> None:
     network.eval()
 
 
-# -- rows ------------------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def _counts(rows: Rows, classes: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Writes `live.json`, the progress of a run, which `fedloom watch` reads.
 
-The file is replaced atomically but not synced, as resuming does not need it. It contains no tracebacks of parties.
+The file is replaced atomically but not synced, as resuming does not need it. It contains no
+tracebacks of parties.
 """
 
 import contextlib
@@ -30,7 +31,9 @@ MIN_INTERVAL = 0.5
 MAX_SHARE = 0.02
 """Maximum share of a run's time that writes may take."""
 DELAY = 0.2
-"""Seconds between a party's connecting or disconnecting and the write, which covers all changes until then."""
+"""Seconds between a party's connecting or disconnecting and the write, which covers all changes
+until then.
+"""
 POINTS, PARTIES, RECENT_FAILURES = 200, 1000, 8
 """Maximum numbers of points of the curve, of parties and of failures in the file."""
 WINDOW = 20
@@ -76,7 +79,12 @@ class Live:
         self._owners = {engine.name(i): engine.owner(i) for i in engine.ids if engine.owner(i)}
         self._constants = _constants(plan, metric)
         self._main = metric
-        self._about = {"metric": str(metric), "engine": where, "started": time(), "process": own_process()}
+        self._about = {
+            "metric": str(metric),
+            "engine": where,
+            "started": time(),
+            "process": own_process(),
+        }
         self._of_party = {str(one) for one in evaluation_of(plan).party_metrics(plan)}
         self._coordinator = () if plan.server is None else (fed.coordinator,)
         self._points: dict[int, float] = {}
@@ -88,7 +96,9 @@ class Live:
 
     @contextlib.contextmanager
     def reporting(self, done: int) -> Iterator[None]:
-        """Write the state `running` after `done` rounds; when the block ends, write how the run ended."""
+        """Write the state `running` after `done` rounds; when the block ends, write how the run
+        ended.
+        """
         self.show(done)
         try:
             yield
@@ -109,7 +119,9 @@ class Live:
             self._next = now + max(MIN_INTERVAL, took / MAX_SHARE)
 
     def touch(self) -> None:
-        """Schedule a write after a party has connected or disconnected. Thread-safe; returns at once."""
+        """Schedule a write after a party has connected or disconnected. Thread-safe; returns at
+        once.
+        """
         with self._lock:
             if self._view is None or self._view.state != "running" or self._timer is not None:
                 return
@@ -127,7 +139,9 @@ class Live:
     def _end(self, state: str, reason: str = "") -> None:
         if self._folder is not None:
             self._publish(
-                self._current_view().model_copy(update={"state": state, "reason": reason, "pace": None, "ends": None})
+                self._current_view().model_copy(
+                    update={"state": state, "reason": reason, "pace": None, "ends": None}
+                )
             )
 
     def _publish(self, view: View) -> None:
@@ -142,14 +156,27 @@ class Live:
         """Write the view with the parties that are connected now. The caller holds the lock."""
         assert self._folder is not None
         presence = self._engine.presence()
-        parties = [m.model_copy(update={"up": presence.get(self._ids.get(m.name, -1), True)}) for m in view.parties]
+        parties = [
+            m.model_copy(update={"up": presence.get(self._ids.get(m.name, -1), True)})
+            for m in view.parties
+        ]
         up = sum(m.up for m in parties)
         listed = sorted(sorted(range(len(parties)), key=lambda i: parties[i].up)[:PARTIES])
         shown = [
-            m.model_copy(update={"name": self._owners.get(m.name, m.name)}) for m in map(parties.__getitem__, listed)
+            m.model_copy(update={"name": self._owners.get(m.name, m.name)})
+            for m in map(parties.__getitem__, listed)
         ]
-        failures = [f.model_copy(update={"party": self._owners.get(f.party, f.party)}) for f in view.recent_failures]
-        changes = {"parties": shown, "recent_failures": failures, "up": up, "of": len(parties), "updated": time()}
+        failures = [
+            f.model_copy(update={"party": self._owners.get(f.party, f.party)})
+            for f in view.recent_failures
+        ]
+        changes = {
+            "parties": shown,
+            "recent_failures": failures,
+            "up": up,
+            "of": len(parties),
+            "updated": time(),
+        }
         try:
             replace_text(self._folder / FILE, view.model_copy(update=changes).model_dump_json())
         except OSError as error:
@@ -201,7 +228,10 @@ class Live:
         up, down = received.get(coordinator, 0), sent.get(coordinator, 0)
         parties = [
             PartyStatus(
-                name=name, accuracy=self._accuracies.get(name), sent=sent.get(name, 0), received=received.get(name, 0)
+                name=name,
+                accuracy=self._accuracies.get(name),
+                sent=sent.get(name, 0),
+                received=received.get(name, 0),
             )
             for name in (*self._coordinator, *self._ids)
         ]
@@ -217,7 +247,11 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 def _constants(plan: "RunPlan", metric: Metric) -> dict[str, Any]:
     """The fields of a view that do not change during a run."""
     run, data = plan.run, plan.data
-    chance = plan.chance if not metric.own and not metric.mode and "test" in data.labels else plan.own_chance()
+    chance = (
+        plan.chance
+        if not metric.own and not metric.mode and "test" in data.labels
+        else plan.own_chance()
+    )
     names = {"name": run.label, "method": plan.method.name, "dataset": data.name}
     return {**names, "seed": run.seed, "rounds": plan.rounds, "chance": chance}
 
@@ -228,5 +262,7 @@ def _ending(error: BaseException) -> tuple[str, str]:
         return "stopped", ""
     if isinstance(error, Interrupted):
         return "stopped", WAITING
-    reason = str(error).partition("\n")[0] if isinstance(error, FedloomError) else type(error).__name__
+    reason = (
+        str(error).partition("\n")[0] if isinstance(error, FedloomError) else type(error).__name__
+    )
     return "failed", reason[:300]

@@ -7,19 +7,22 @@ from typing import Literal
 
 from fedloom.data.options import Task as TaskKind
 
-ERRORS, COSTS = ("loss", "error", "rmse", "mae"), ("attack", "bytes", "rounds", "iterations", "seconds")
+ERRORS = ("loss", "error", "rmse", "mae")
+COSTS = ("attack", "bytes", "rounds", "iterations", "seconds")
 """Lower is better of a metric whose name has a word of `ERRORS`, or starts with one of `COSTS`."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What was measured. Its text, `str(metric)`, is its name in `metrics.csv` and `result.json`; `parse` reads it.
+    """What was measured. Its text, `str(metric)`, is its name in `metrics.csv` and `result.json`;
+    `parse` reads it.
 
     Attributes:
-        name: `accuracy` or, of a number to predict, `rmse`; the name of a score, `attack`, or any other name.
+        name: `accuracy` or, of a number to predict, `rmse`; the name of a score, `attack`, or any
+            other name.
         mode: the evaluation mode, such as `tuned`; of an attack, which one; "" for none.
-        group: `training` for training clients alone, where others are unseen. "" for all clients or, in an evaluation
-            mode where some are unseen, for these.
+        group: `training` for training clients alone, where others are unseen. "" for all clients
+            or, in an evaluation mode where some are unseen, for these.
         own: whether on each client's own test rows.
     """
 
@@ -43,7 +46,9 @@ class Metric:
 
     @property
     def eval_mode(self) -> str:
-        """The evaluation mode and the group as text, as in the `eval_modes` of `result.json`: `tuned training`."""
+        """The evaluation mode and the group as text, as in the `eval_modes` of `result.json`:
+        `tuned training`.
+        """
         return f"{self.mode} {self.group}".strip()
 
     @property
@@ -84,7 +89,9 @@ MAIN: dict[TaskKind, tuple[Metric, Metric]] = {"classes": (GLOBAL, OWN), "number
 
 
 def parse(text: str) -> Metric:
-    """The metric of a text, so that `str(parse(text)) == text`. A text that names no known metric is a name itself."""
+    """The metric of a text, so that `str(parse(text)) == text`. A text that names no known metric
+    is a name itself.
+    """
     rest = text.removeprefix("own ")
     for name in sorted((ATTACK, *(score.name for score in SCORES)), key=len, reverse=True):
         if rest == name or rest.startswith(f"{name} "):
@@ -93,7 +100,9 @@ def parse(text: str) -> Metric:
 
 
 def prepared(eval_mode: str, own: Metric = OWN) -> Metric:
-    """The main metric on own rows in an evaluation mode, as `result.json` names it: `tuned training`."""
+    """The main metric on own rows in an evaluation mode, as `result.json` names it: `tuned
+    training`.
+    """
     return _in_mode(own, eval_mode)
 
 
@@ -139,8 +148,9 @@ SCORES = {
     Metric("seen accuracy"): Score("seen accuracy", "Seen classes"),
     Metric("rare recall"): Score("rare recall", "Rare classes"),
 }
-"""`rmse`, `mae` and `r2` are of numbers. The last two are over classes that are frequent, or rare, among the aligned
-rows; they exist if `columns.rare_classes` is set."""
+"""`rmse`, `mae` and `r2` are of numbers. The last two are over classes that are frequent, or rare,
+among the aligned rows; they exist if `columns.rare_classes` is set.
+"""
 
 
 def in_words(metric: Metric, value: float) -> str:
@@ -149,7 +159,9 @@ def in_words(metric: Metric, value: float) -> str:
 
 
 def four_digits(value: float) -> str:
-    """A number with four digits or, from 10,000, all digits before the point: `0.9617`, `257,206`."""
+    """A number with four digits or, from 10,000, all digits before the point:
+    `0.9617`, `257,206`.
+    """
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:,.4g}"
 
 
@@ -157,12 +169,16 @@ OF_NUMBERS = (RMSE.name, "mae", "r2")
 """The names of the scores of a number."""
 
 
-def described(metric: Metric, own_rows: bool = True, unseen: bool = False, tested: str = "the global test set") -> str:
-    """The rows and evaluation mode of an accuracy, as text: `on own class mix, tuned`; of a number, `on own test rows`.
+def described(
+    metric: Metric, own_rows: bool = True, unseen: bool = False, tested: str = "the global test set"
+) -> str:
+    """The rows and evaluation mode of an accuracy, as text: `on own class mix, tuned`; of a number,
+    `on own test rows`.
 
     Args:
         metric: the accuracy.
-        own_rows: whether clients have own test rows; without, evaluation modes use the global test set.
+        own_rows: whether clients have own test rows; without, evaluation modes use the global test
+            set.
         unseen: whether there are unseen clients.
         tested: the rows of an accuracy that is not on a client's own class mix.
     """
@@ -179,14 +195,22 @@ def most_frequent(metric: Metric, own_rows: bool) -> str:
 
 
 def in_mode(metric: Metric, unseen: bool) -> str:
-    """The evaluation mode of a metric and, if some are unseen, its clients: `tuned`, or `tuned, unseen clients`."""
-    return f"{metric.mode}, {metric.clients} clients" if unseen and metric.mode else metric.eval_mode
+    """The evaluation mode of a metric and, if some are unseen, its clients: `tuned`, or `tuned,
+    unseen clients`.
+    """
+    return (
+        f"{metric.mode}, {metric.clients} clients" if unseen and metric.mode else metric.eval_mode
+    )
 
 
 def shown_metrics(metrics: Iterable[Metric], unseen: bool) -> list[Metric]:
-    """The metrics to show, the main one first. If it is over unseen clients, the same one over training clients is
-    included."""
+    """The metrics to show, the main one first. If it is over unseen clients, the same one over
+    training clients is included.
+    """
     main, *others = metrics
     if not unseen or main.clients != "unseen":
         return [main, *others]
-    return [main, *(m for m in others if m != OWN and (m.clients != "training" or m == main.training))]
+    return [
+        main,
+        *(m for m in others if m != OWN and (m.clients != "training" or m == main.training)),
+    ]

@@ -1,4 +1,6 @@
-"""Detects mistakes in a page or a federation that do not stop a run: refused replies, silent clients, stale weights."""
+"""Detects mistakes in a page or a federation that do not stop a run: refused replies, silent
+clients, stale weights.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +27,8 @@ SHOWN = 5
 
 
 def check_replies(plan: RunPlan, fed: Federation, start: int) -> None:
-    """Stop a run in which the replies of all parties to one call of this round were refused, as it cannot learn.
+    """Stop a run in which the replies of all parties to one call of this round were refused, as it
+    cannot learn.
 
     Args:
         plan: of the run; with injected faults nothing is checked.
@@ -45,21 +48,30 @@ def check_replies(plan: RunPlan, fed: Federation, start: int) -> None:
         if not all(failure.reason in REFUSED for failure in failures):
             continue
         coordinator = role(fed.coordinator)
-        if not any((e.round, e.kind) == (fed.round, kind) and e.sender != coordinator for e in fed.ledger):
+        if not any(
+            (e.round, e.kind) == (fed.round, kind) and e.sender != coordinator for e in fed.ledger
+        ):
             first = failures[0]
-            detail = "" if fed.engine.remote or not first.trace else f" ({first.trace.strip().splitlines()[-1]})"
+            detail = (
+                ""
+                if fed.engine.remote or not first.trace
+                else f" ({first.trace.strip().splitlines()[-1]})"
+            )
             raise MethodError(
-                f"round {fed.round + 1}: the replies of all {len(failures)} parties to {kind!r} were refused, because "
-                f"of {first.reason}{detail}: return from {kind!r} what its call expects"
+                f"round {fed.round + 1}: the replies of all {len(failures)} parties to {kind!r} "
+                f"were refused, because of {first.reason}{detail}: return from {kind!r} what its "
+                "call expects"
             )
 
 
 def warnings(plan: RunPlan, fed: Federation, states: Callable[[], Mapping[str, Any]]) -> list[str]:
-    """The warnings of a finished run, for the terminal and `result.json`; none with injected faults.
+    """The warnings of a finished run, for the terminal and `result.json`; none with injected
+    faults.
 
     Args:
         plan, fed: of the run.
-        states: returns the final state of each party on this machine, by name; called only if it is needed.
+        states: returns the final state of each party on this machine, by name; called only if it is
+            needed.
     """
     if plan.run.faults != Faults():
         return []
@@ -90,14 +102,22 @@ def _silent(fed: Federation) -> Iterator[str]:
     """A warning about parties that never gave a usable reply to a kind of call."""
     silent: dict[str, Counter[str]] = {}
     for failure in fed.failures:
-        silenced = (failure.party, failure.kind) not in fed.usable and failure.party != fed.coordinator
+        silenced = (
+            failure.party,
+            failure.kind,
+        ) not in fed.usable and failure.party != fed.coordinator
         if silenced and failure.reason != "not ready":
             silent.setdefault(failure.party, Counter())[f"{failure.kind!r} {failure.reason}"] += 1
     if silent:
-        names = ", ".join([*silent][:SHOWN]) + (f" and {len(silent) - SHOWN} more" if len(silent) > SHOWN else "")
+        names = ", ".join([*silent][:SHOWN]) + (
+            f" and {len(silent) - SHOWN} more" if len(silent) > SHOWN else ""
+        )
         total = sum(silent.values(), Counter())
         why = ", ".join(f"{reason} ({count})" for reason, count in total.most_common(3))
-        yield f"{names} never gave a usable reply to a call: {why}; see failures.csv and tracebacks.log"
+        yield (
+            f"{names} never gave a usable reply to a call: {why}; see failures.csv and "
+            "tracebacks.log"
+        )
 
 
 def _diverged(plan: RunPlan, fed: Federation) -> Iterator[str]:
@@ -105,19 +125,34 @@ def _diverged(plan: RunPlan, fed: Federation) -> Iterator[str]:
     last = plan.rounds - 1
     kinds = {f.kind for f in fed.failures if f.round == last and f.reason == "not finite"}
     for kind in sorted(kinds):
-        if not any((e.round, e.kind) == (last, kind) and e.sender != role(fed.coordinator) for e in fed.ledger):
-            yield f"no reply to {kind!r} was finite in the last round: training diverged; lower the learning rate"
+        if not any(
+            (e.round, e.kind) == (last, kind) and e.sender != role(fed.coordinator)
+            for e in fed.ledger
+        ):
+            yield (
+                f"no reply to {kind!r} was finite in the last round: training diverged; lower "
+                "the learning rate"
+            )
 
 
 def _stale(plan: RunPlan, states: Callable[[], Mapping[str, Any]]) -> Iterator[str]:
-    """A warning if a method that averages weights evaluates clients with weights that differ from the server's."""
+    """A warning if a method that averages weights evaluates clients with weights that differ from
+    the server's.
+    """
     server = plan.server
-    if server is None or not plan.rounds or "one network" not in plan.method.needs or server.broadcast():
+    if (
+        server is None
+        or not plan.rounds
+        or "one network" not in plan.method.needs
+        or server.broadcast()
+    ):
         return
     shapes = plan.param_shapes
     trees = [tree for tree in server.state().values() if isinstance(tree, Mapping)]
     held = [tree for tree in trees if shapes and shapes.keys() <= tree.keys()]
-    unprepared = [i for i in plan.training if plan.method.party_at(plan.contexts[i]).prepare is Party.prepare]
+    unprepared = [
+        i for i in plan.training if plan.method.party_at(plan.contexts[i]).prepare is Party.prepare
+    ]
     if not held or not unprepared:
         return
     found = states()
@@ -125,13 +160,14 @@ def _stale(plan: RunPlan, states: Callable[[], Mapping[str, Any]]) -> Iterator[s
     different = [params for params in known if not any(_equal(params, tree) for tree in held)]
     if different:
         yield (
-            f"{len(different)} of {len(plan.training)} clients were evaluated with weights other than the server's: to "
-            "evaluate the server's model, send it at the end of the round, or define broadcast() at the server and "
-            "prepare() at the client"
+            f"{len(different)} of {len(plan.training)} clients were evaluated with weights other "
+            "than the server's: to evaluate the server's model, send it at the end of the round, "
+            "or define broadcast() at the server and prepare() at the client"
         )
 
 
 def _equal(params: Mapping[str, Tensor], weights: Mapping[str, Any]) -> bool:
     return all(
-        k in weights and torch.equal(value.cpu(), torch.as_tensor(weights[k]).cpu()) for k, value in params.items()
+        k in weights and torch.equal(value.cpu(), torch.as_tensor(weights[k]).cpu())
+        for k, value in params.items()
     )

@@ -15,11 +15,19 @@ from fedloom.core.message import Template, Tree, floats
 from fedloom.core.scores import NUMBER_SCORED, number_scores
 from fedloom.core.task import Number
 from fedloom.experiment.plan.run_plan import RunPlan
-from fedloom.experiment.run.evaluate import CHANCE, Measured, call_all, client_spread, clients_by_metric
+from fedloom.experiment.run.evaluate import (
+    CHANCE,
+    Measured,
+    call_all,
+    client_spread,
+    clients_by_metric,
+)
 from fedloom.experiment.run.metrics import OWN_RMSE, RMSE, Metric
 
 SCORE: Template = {"squared": floats(), "absolute": floats(), "chance": floats(), "rows": int}
-"""Template of the reply of a client whose labels are private: see `fedloom.core.evaluation.number_score`."""
+"""Template of the reply of a client whose labels are private: see
+`fedloom.core.evaluation.number_score`.
+"""
 
 
 def check_score(i: int, scores: Mapping[int, Any]) -> None:
@@ -30,16 +38,24 @@ def check_score(i: int, scores: Mapping[int, Any]) -> None:
         raise MessageError("errors must be finite and at least 0, rows at least 1")
 
 
-def by_predictions(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Tree], final: bool) -> Iterator[Measured]:
-    """The root mean squared error of each client on each set of test rows, in all evaluation modes; the mean loss; at
-    the end (`final`) the other scores of numbers, too."""
+def by_predictions(
+    plan: RunPlan, engine: Engine, broadcast: Mapping[str, Tree], final: bool
+) -> Iterator[Measured]:
+    """The root mean squared error of each client on each set of test rows, in all evaluation modes;
+    the mean loss; at the end (`final`) the other scores of numbers, too.
+    """
     labels, target = plan.data.labels, _target(plan)
     looks = [(on, "", RMSE if on == "test" else OWN_RMSE) for on in labels]
-    looks += [(list(labels)[-1], eval_mode, replace(OWN_RMSE, mode=eval_mode)) for eval_mode in plan.cfg.eval_modes]
+    looks += [
+        (list(labels)[-1], eval_mode, replace(OWN_RMSE, mode=eval_mode))
+        for eval_mode in plan.cfg.eval_modes
+    ]
     for on, eval_mode, metric in looks:
         scores, losses = client_errors(engine, labels[on], target, on, eval_mode, broadcast)
         for called, group in clients_by_metric(metric, plan).items():
-            yield from client_spread(called, {i: scores[i]["rmse"] for i in group if i in scores}, engine.name)
+            yield from client_spread(
+                called, {i: scores[i]["rmse"] for i in group if i in scores}, engine.name
+            )
         if metric == RMSE:
             yield "loss mean", float(np.mean([*losses.values()])), ""
         if final and not eval_mode:
@@ -106,7 +122,9 @@ def client_errors(
 
     arguments: dict[str, Tree] = {"on": on, "eval_mode": eval_mode, "broadcast": dict(broadcast)}
     replies = call_all(engine, "predictions", arguments, check)
-    predicted = {i: target.in_unit(reply["predicted"].cpu().numpy()) for i, reply in replies.items()}
+    predicted = {
+        i: target.in_unit(reply["predicted"].cpu().numpy()) for i, reply in replies.items()
+    }
     return (
         {i: number_scores(labels[i], found) for i, found in predicted.items()},
         {i: float(reply["loss"]) for i, reply in replies.items()},

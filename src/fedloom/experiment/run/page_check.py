@@ -1,4 +1,6 @@
-"""Checks a method page: common mistakes in its source, and small runs on three engines that must agree."""
+"""Checks a method page: common mistakes in its source, and small runs on three engines that must
+agree.
+"""
 
 import ast
 import logging
@@ -15,11 +17,16 @@ from fedloom.experiment.run.execute import RunResult, execute
 STEPS = ("minimize", "gradient", "gradient_at", "curvature_at", "row_gradients", "train")
 """Methods of `Party` whose first argument is a loss."""
 TOLERANCE = 0.02
-"""Largest difference in accuracy between the local and the batched engine, which sums in another order."""
+"""Largest difference in accuracy between the local and the batched engine, which sums in another
+order.
+"""
 
 
-def problems(page: str, settings: list[str], run: Callable[..., RunResult] = execute) -> Iterator[tuple[str, str]]:
-    """The problems of a page, as (what was checked, sentence); a sentence is "" for a check without a problem.
+def problems(
+    page: str, settings: list[str], run: Callable[..., RunResult] = execute
+) -> Iterator[tuple[str, str]]:
+    """The problems of a page, as (what was checked, sentence); a sentence is "" for a check without
+    a problem.
 
     Args:
         page: `FILE.py` or `FILE.py:NAME`.
@@ -38,7 +45,9 @@ def problems(page: str, settings: list[str], run: Callable[..., RunResult] = exe
     values["data"] = {**small, **values.get("data", {})}
     if method.setting == "vertical":
         values["data"] = {
-            key: value for key, value in values["data"].items() if key in ("name", "clients", "test_rows")
+            key: value
+            for key, value in values["data"].items()
+            if key in ("name", "clients", "test_rows")
         }
     results: dict[str, RunResult] = {}
     for engine in ("local", "isolated", "batched"):
@@ -62,12 +71,15 @@ def _differences(results: dict[str, RunResult]) -> Iterator[tuple[str, str]]:
         "local = isolated",
         ""
         if same
-        else "the results differ if each party is rebuilt for every call: declare what must persist in STATE, and "
-        "draw random numbers from self.stream",
+        else "the results differ if each party is rebuilt for every call: declare what must "
+        "persist in STATE, and draw random numbers from self.stream",
     )
     a, b = local["accuracy"]["mean"], batched["accuracy"]["mean"]
     close = abs(a - b) <= TOLERANCE or (math.isnan(a) and math.isnan(b))
-    text = f"accuracy is {a:.1%} with engine local, but {b:.1%} with batched: change no tensor of a message in place"
+    text = (
+        f"accuracy is {a:.1%} with engine local, but {b:.1%} with batched: change no tensor of a "
+        "message in place"
+    )
     yield "local = batched", "" if close else text
 
 
@@ -104,21 +116,40 @@ def _params_in_losses(function: ast.FunctionDef) -> Iterator[str]:
         if isinstance(target, ast.Name)
     }
     local = {
-        node.name: node for node in ast.walk(function) if isinstance(node, ast.FunctionDef) and node is not function
+        node.name: node
+        for node in ast.walk(function)
+        if isinstance(node, ast.FunctionDef) and node is not function
     }
     for call in ast.walk(function):
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in STEPS):
+        if not (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr in STEPS
+        ):
             continue
         for argument in call.args:
             loss = local.get(argument.id) if isinstance(argument, ast.Name) else argument
             for node in ast.walk(loss) if isinstance(loss, ast.Lambda | ast.FunctionDef) else ():
                 named = isinstance(node, ast.Name) and node.id in aliases
-                if named or (isinstance(node, ast.Attribute) and ast.unparse(node) == "self.params"):
-                    yield f"line {call.lineno}: self.params in a loss has no gradient: use self.live"
+                if named or (
+                    isinstance(node, ast.Attribute) and ast.unparse(node) == "self.params"
+                ):
+                    yield (
+                        f"line {call.lineno}: self.params in a loss has no gradient: use self.live"
+                    )
 
 
 def _counts(function: ast.FunctionDef) -> Iterator[str]:
-    """`len(self.data)` in what a method returns: messages have tensors, which the batched engine can stack."""
+    """`len(self.data)` in what a method returns: messages have tensors, which the batched engine
+    can stack.
+    """
     for node in ast.walk(function):
-        if isinstance(node, ast.Return) and node.value is not None and "len(self.data)" in ast.unparse(node.value):
-            yield f"line {node.lineno}: a message has len(self.data), a number: send self.row_count, a tensor"
+        if (
+            isinstance(node, ast.Return)
+            and node.value is not None
+            and "len(self.data)" in ast.unparse(node.value)
+        ):
+            yield (
+                f"line {node.lineno}: a message has len(self.data), a number: send "
+                "self.row_count, a tensor"
+            )

@@ -1,4 +1,6 @@
-"""The differential privacy of a run: of its method, from its clients' notes, and of its `[aggregate.noise]`."""
+"""The differential privacy of a run: of its method, from its clients' notes, and of its
+`[aggregate.noise]`.
+"""
 
 from collections.abc import Sequence
 
@@ -35,7 +37,8 @@ def privacy_notes(plan: RunPlan) -> set[str]:
 
 
 def privacy_spent(plan: RunPlan, record: Record, names: Sequence[str]) -> list[PrivacySpent]:
-    """ε of each client in the run so far, for each kind of message that has a guarantee and was sent.
+    """ε of each client in the run so far, for each kind of message that has a guarantee and was
+    sent.
 
     Args:
         plan: of the run.
@@ -49,7 +52,9 @@ def privacy_spent(plan: RunPlan, record: Record, names: Sequence[str]) -> list[P
     found = []
     for guarantee in guarantees(plan):
         sent = {
-            i: tuple(notes[guarantee.note, name]) for i, name in enumerate(names) if (guarantee.note, name) in notes
+            i: tuple(notes[guarantee.note, name])
+            for i, name in enumerate(names)
+            if (guarantee.note, name) in notes
         }
         if not sent:
             continue

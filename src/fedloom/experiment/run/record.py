@@ -14,7 +14,7 @@ checkpoints/      the last two
 live.json         progress: see `view`
 result.json       the summary
 report.html       the summary as a page
-"""
+"""  # noqa: E501
 
 import csv
 import io
@@ -56,13 +56,17 @@ class Record:
     seconds: dict[str, float] = field(default_factory=dict)
     mixing: list[list[Any]] = field(default_factory=list)
 
-    def add_metric(self, round: int, iteration: int, stage: str, metric: str, value: float, party: str = "") -> None:
+    def add_metric(
+        self, round: int, iteration: int, stage: str, metric: str, value: float, party: str = ""
+    ) -> None:
         """Add one row."""
         self.metrics.append([round, iteration, stage, party, metric, float(value)])
 
     def mix(self, round: int, party: str, weights: Sequence[float]) -> None:
         """Add a party's mixing weights (m,); zeros are omitted."""
-        nonzero = " ".join(f"{owner}:{weight:.6g}" for owner, weight in enumerate(weights) if weight != 0)
+        nonzero = " ".join(
+            f"{owner}:{weight:.6g}" for owner, weight in enumerate(weights) if weight != 0
+        )
         self.mixing.append([round, party, nonzero])
 
     def spend(self, phase: str, seconds: float) -> None:
@@ -83,7 +87,9 @@ class Record:
 
     def load(self, state: dict[str, Any], fed: Federation) -> None:
         """Restore the values of `state()`."""
-        self.metrics, self.seconds, self.mixing = state["metrics"], state["seconds"], state["mixing"]
+        self.metrics = state["metrics"]
+        self.seconds = state["seconds"]
+        self.mixing = state["mixing"]
         fed.ledger.load(state["ledger"])
         fed.usable = set(map(tuple, state.get("usable", ())))
         fed.failures[:] = [CallFailure(*row) for row in state["failures"]]
@@ -96,7 +102,11 @@ class Record:
         write_csv(folder / "ledger.csv", ledgers.COLUMNS, fed.ledger.state()["entries"])
         rows = [[t.round, t.party, t.kind, t.reason] for t in fed.failures]
         write_csv(folder / "failures.csv", FAILURES, rows)
-        traces = [f"round {t.round}, {t.party}, {t.kind}: {t.reason}\n{t.trace}\n" for t in fed.failures if t.trace]
+        traces = [
+            f"round {t.round}, {t.party}, {t.kind}: {t.reason}\n{t.trace}\n"
+            for t in fed.failures
+            if t.trace
+        ]
         if traces:
             write_atomically(folder / "tracebacks.log", "\n".join(traces).encode())
 
@@ -117,13 +127,26 @@ def write_json(path: Path, value: Any) -> None:
 
 @lru_cache
 def _commit() -> str | None:
-    """The commit of fedloom's source, with `+` if files were changed; None without a Git repository."""
+    """The commit of fedloom's source, with `+` if files were changed; None without a Git
+    repository.
+    """
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None
-    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    command = [
+        "git",
+        "-C",
+        str(root),
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--exclude=*",
+        "--dirty=+",
+    ]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -132,7 +155,9 @@ def processor() -> str:
     """The processor's name if known, otherwise its architecture."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
     return platform.machine()
 
 
@@ -167,6 +192,6 @@ def refuse_extension(folder: Path, rounds: int) -> None:
     done = json.loads(file.read_text(encoding="utf-8")).get("rounds") if file.is_file() else rounds
     if done != rounds:
         raise ConfigError(
-            f"{folder} holds a finished run of {done} rounds, which cannot be changed to {rounds}: start a run of "
-            f"{rounds} rounds in another folder (--out)"
+            f"{folder} holds a finished run of {done} rounds, which cannot be changed to "
+            f"{rounds}: start a run of {rounds} rounds in another folder (--out)"
         )

@@ -19,11 +19,23 @@ from pydantic import (
 
 from fedloom.data.options import Task as TaskKind
 from fedloom.experiment.run import metrics
-from fedloom.experiment.run.metrics import ATTACK, GLOBAL, MAIN, OF_NUMBERS, OWN, SCORES, Metric, parse, prepared
+from fedloom.experiment.run.metrics import (
+    ATTACK,
+    GLOBAL,
+    MAIN,
+    OF_NUMBERS,
+    OWN,
+    SCORES,
+    Metric,
+    parse,
+    prepared,
+)
 
 T = TypeVar("T")
 Final: TypeAlias = Mapping[tuple[str, str], float]
-"""The last value of each (metric, party), as in `metrics.csv`; the party is "" for the whole federation."""
+"""The last value of each (metric, party), as in `metrics.csv`; the party is "" for the whole
+federation.
+"""
 
 
 class FileSchema(BaseModel):
@@ -37,7 +49,9 @@ class FileSchema(BaseModel):
 
 
 class Spread(FileSchema):
-    """A metric: mean and standard deviation over clients, and each client's value; over `clients`, or all if None."""
+    """A metric: mean and standard deviation over clients, and each client's value; over `clients`,
+    or all if None.
+    """
 
     mean: float
     std: float
@@ -57,7 +71,9 @@ class Spread(FileSchema):
         return each
 
 
-def _main_metrics(task: TaskKind, overall: T, own: T | None, eval_modes: Mapping[Metric, T]) -> dict[Metric, T]:
+def _main_metrics(
+    task: TaskKind, overall: T, own: T | None, eval_modes: Mapping[Metric, T]
+) -> dict[Metric, T]:
     """The main metric of the task on all existing rows and modes, the most important first."""
     on_test, on_own = MAIN[task]
     owned = {} if own is None else {on_own: own}
@@ -70,8 +86,9 @@ def _of_task(task: TaskKind, eval_modes: Mapping[Metric, T]) -> dict[Metric, T]:
 
 
 class Traffic(FileSchema):
-    """Bytes of tensor data `up` to the coordinator, `down` from it, and `across` between the others; means over seeds
-    in a comparison."""
+    """Bytes of tensor data `up` to the coordinator, `down` from it, and `across` between the
+    others; means over seeds in a comparison.
+    """
 
     up: int | float
     down: int | float
@@ -103,7 +120,9 @@ class PretrainedUsed(FileSchema):
 
 
 class SoloAccuracy(FileSchema):
-    """The accuracy of parties that predict alone: on the test rows, and on their unaligned rows if labels are known."""
+    """The accuracy of parties that predict alone: on the test rows, and on their unaligned rows if
+    labels are known.
+    """
 
     test: Spread
     own: Spread | None
@@ -139,8 +158,8 @@ class Learned(FileSchema):
 class PrivacySpent(FileSchema):
     """The differential privacy of the messages of one kind.
 
-    `adjacency` is the difference between adjacent data sets; `epsilon` is over the clients that sent it. `simulated`
-    noise comes from the run's seed and protects nobody.
+    `adjacency` is the difference between adjacent data sets; `epsilon` is over the clients that
+    sent it. `simulated` noise comes from the run's seed and protects nobody.
     """
 
     message: str
@@ -168,21 +187,25 @@ MetricText = Annotated[Metric, BeforeValidator(partial(_read, known=parse)), Pla
 """A metric; in files, its text."""
 ScoreName = Annotated[Metric, BeforeValidator(partial(_read, known=_score)), PlainSerializer(str)]
 """A score of the joint prediction; in files, its name."""
-EvalMode = Annotated[Metric, BeforeValidator(partial(_read, known=prepared)), PlainSerializer(_eval_mode)]
-"""The accuracy on own rows in an evaluation mode; in files, the mode, with the suffix `training` for training clients
-where others are unseen."""
+EvalMode = Annotated[
+    Metric, BeforeValidator(partial(_read, known=prepared)), PlainSerializer(_eval_mode)
+]
+"""The accuracy on own rows in an evaluation mode; in files, the mode, with the suffix `training`
+for training clients where others are unseen.
+"""
 
 
 class RunSummary(FileSchema):
     """The content of `result.json`. Standard deviations are population ones, over clients.
 
-    `local_steps` is the mean number of local optimizer steps of a training client, None where it is unknown;
-    `training_rows` the number of own rows of all clients that train; `diverged` says why no model of the run is usable,
-    "" if one is. A run in progress has no hashes. `client_scores` are for the horizontal setting: AUC, balanced
-    accuracy, loss (in nats) and calibration error of each client, on the global test set and on `own` rows. `scores`,
-    `alone` and `attacks` are for the vertical setting. Where the label is a number (`task`), `rmse` and `own_rmse` take
-    the place of accuracies, in the unit of the column `label`, also in `eval_modes` and chance levels; `client_scores`
-    are MAE and R².
+    `local_steps` is the mean number of local optimizer steps of a training client, None where it is
+    unknown; `training_rows` the number of own rows of all clients that train; `diverged` says why
+    no model of the run is usable, "" if one is. A run in progress has no hashes. `client_scores`
+    are for the horizontal setting: AUC, balanced accuracy, loss (in nats) and calibration error of
+    each client, on the global test set and on `own` rows. `scores`, `alone` and `attacks` are for
+    the vertical setting. Where the label is a number (`task`), `rmse` and `own_rmse` take the place
+    of accuracies, in the unit of the column `label`, also in `eval_modes` and chance levels;
+    `client_scores` are MAE and R².
     """
 
     name: str
@@ -248,7 +271,9 @@ class RunSummary(FileSchema):
         lists = [self.unseen, *(found.clients or () for found in self.accuracies.values())]
         if not all(0 <= client < self.clients for clients in lists for client in clients):
             raise ValueError(f"client ids must be 0–{self.clients - 1}")
-        if self.unseen and not all(metric.training in self.eval_modes for metric in self.eval_modes):
+        if self.unseen and not all(
+            metric.training in self.eval_modes for metric in self.eval_modes
+        ):
             raise ValueError("must have each evaluation mode for unseen and for training clients")
         return self
 
@@ -276,15 +301,21 @@ class RunSummary(FileSchema):
 
     @property
     def accuracies(self) -> dict[Metric, Spread]:
-        """The main metric of the task on all existing rows and modes, the most important first. With unseen clients, an
-        evaluation mode is over these, and the metrics of the group `training` over the others."""
+        """The main metric of the task on all existing rows and modes, the most important first.
+        With unseen clients, an evaluation mode is over these, and the metrics of the group
+        `training` over the others.
+        """
         return _main_metrics(self.task, self.overall, self.own, self.eval_modes)
 
     @property
     def compared(self) -> dict[Metric, Spread]:
-        """The metrics of a comparison: scores of the joint prediction, or accuracies of the clients."""
+        """The metrics of a comparison: scores of the joint prediction, or accuracies of the
+        clients.
+        """
         if self.scores:
-            return {name: Spread(mean=v, std=0.0, per_client=[v]) for name, v in self.scores.items()}
+            return {
+                name: Spread(mean=v, std=0.0, per_client=[v]) for name, v in self.scores.items()
+            }
         return self.accuracies
 
     @property
@@ -327,15 +358,24 @@ def over_clients(
 
 
 def over_groups(
-    final: Final, names: Sequence[str], eval_modes: Iterable[str], unseen: Sequence[int], task: TaskKind = "classes"
+    final: Final,
+    names: Sequence[str],
+    eval_modes: Iterable[str],
+    unseen: Sequence[int],
+    task: TaskKind = "classes",
 ) -> dict[str, Any]:
-    """The main metrics of `RunSummary` for the horizontal setting, without and in each evaluation mode."""
+    """The main metrics of `RunSummary` for the horizontal setting, without and in each evaluation
+    mode.
+    """
     on_test, own = MAIN[task]
     modes = [replace(own, mode=eval_mode) for eval_mode in eval_modes]
     clients: dict[Metric, Sequence[int] | None] = dict.fromkeys(modes)
     if unseen:
         training = [i for i in range(len(names)) if i not in unseen]
-        clients = {**dict.fromkeys(modes, unseen), **dict.fromkeys((mode.training for mode in modes), training)}
+        clients = {
+            **dict.fromkeys(modes, unseen),
+            **dict.fromkeys((mode.training for mode in modes), training),
+        }
     found = {metric: over_clients(final, metric, names, of) for metric, of in clients.items()}
     return {
         on_test.name: over_clients(final, on_test, names),
@@ -347,8 +387,9 @@ def over_groups(
 def joint_scores(
     final: Final, names: Sequence[str], eval_modes: Sequence[str], task: TaskKind = "classes"
 ) -> dict[str, Any]:
-    """The fields of `RunSummary` for the vertical setting: scores of the joint prediction, parties alone,
-    and success of attacks."""
+    """The fields of `RunSummary` for the vertical setting: scores of the joint prediction, parties
+    alone, and success of attacks.
+    """
     main = MAIN[task][0]
     reached = final[main.mean, ""]
     attacks: dict[str, dict[str, float]] = {}
@@ -372,7 +413,8 @@ def joint_scores(
             for eval_mode in eval_modes
         },
         "attacks": {
-            name: {"mean": float(np.mean([*each.values()])), "per_party": each} for name, each in attacks.items()
+            name: {"mean": float(np.mean([*each.values()])), "per_party": each}
+            for name, each in attacks.items()
         },
     }
 
@@ -393,8 +435,9 @@ class SoloOverSeeds(FileSchema):
 
 
 class NetworkGain(FileSchema):
-    """The mean of the main metric over the clients of one network or black box in all seeds, and its `gain` over the
-    same clients of the baseline."""
+    """The mean of the main metric over the clients of one network or black box in all seeds, and
+    its `gain` over the same clients of the baseline.
+    """
 
     clients: int
     mean: float
@@ -427,7 +470,9 @@ class MethodSummary(FileSchema):
 
     @field_validator("eval_modes", mode="after")
     @classmethod
-    def _name_modes(cls, modes: dict[Metric, SeedSpread], info: ValidationInfo) -> dict[Metric, SeedSpread]:
+    def _name_modes(
+        cls, modes: dict[Metric, SeedSpread], info: ValidationInfo
+    ) -> dict[Metric, SeedSpread]:
         return _of_task(info.data.get("task", "classes"), modes)
 
     @property
@@ -449,8 +494,9 @@ class MethodSummary(FileSchema):
 
 
 class PairedDifference(FileSchema):
-    """The first method minus the other, on common seeds. `clients_better`: where the first is better. `interval`: the
-    95 % interval of the mean over seeds (Student's t); None for one seed."""
+    """The first method minus the other, on common seeds. `clients_better`: where the first is
+    better. `interval`: the 95 % interval of the mean over seeds (Student's t); None for one seed.
+    """
 
     first: str
     other: str
@@ -481,9 +527,10 @@ class LeftOutRun(ComparedRun):
 class Comparison(FileSchema):
     """The content of `comparison.json`.
 
-    `differences` are those of the main `metric`, `further` those of the other common metrics. Gains of networks are
-    over the method `gains_over`. `unequal` says what makes the comparison unfair. `unseen` lists the unseen clients
-    by seed. `runs` were compared; those `left_out` diverged or failed.
+    `differences` are those of the main `metric`, `further` those of the other common metrics. Gains
+    of networks are over the method `gains_over`. `unequal` says what makes the comparison unfair.
+    `unseen` lists the unseen clients by seed. `runs` were compared; those `left_out` diverged or
+    failed.
     """
 
     title: str
@@ -540,12 +587,18 @@ class Comparison(FileSchema):
 
     @property
     def networks(self) -> list[tuple[str, int, list[tuple[float | None, float | None]]]]:
-        """For each network or black box, if several: name, clients in all seeds, and by method the mean of the
-        main metric and the gain over `gains_over`, None if missing."""
+        """For each network or black box, if several: name, clients in all seeds, and by method the
+        mean of the main metric and the gain over `gains_over`, None if missing.
+        """
         found = []
         for name in sorted({name for m in self.methods for name in m.networks}):
-            each = [(m.networks.get(name), self.gains_over not in ("", m.name)) for m in self.methods]
-            values = [(one.mean if one else None, one.gain if one and other else None) for one, other in each]
+            each = [
+                (m.networks.get(name), self.gains_over not in ("", m.name)) for m in self.methods
+            ]
+            values = [
+                (one.mean if one else None, one.gain if one and other else None)
+                for one, other in each
+            ]
             found.append((name, max(one.clients for one, _ in each if one), values))
         return found
 
@@ -557,7 +610,10 @@ class Comparison(FileSchema):
     def chance_of(self, metric: Metric) -> float | None:
         """The chance level of an accuracy, mean over methods."""
         own = metric.own and any(m.own for m in self.methods)
-        found = [m.own_chances.get(metric.clients, m.own_chance) if own else m.chance for m in self.methods]
+        found = [
+            m.own_chances.get(metric.clients, m.own_chance) if own else m.chance
+            for m in self.methods
+        ]
         known = [chance for chance in found if chance is not None]
         return sum(known) / len(known) if known else None
 

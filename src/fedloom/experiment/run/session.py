@@ -13,7 +13,13 @@ import numpy as np
 import torch
 
 from fedloom.core import message
-from fedloom.core.errors import CheckpointError, EngineError, MessageError, MethodError, TrainingDiverged
+from fedloom.core.errors import (
+    CheckpointError,
+    EngineError,
+    MessageError,
+    MethodError,
+    TrainingDiverged,
+)
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
 from fedloom.core.objects import described
@@ -56,7 +62,8 @@ class Status:
     Attributes:
         round: completed rounds, of `rounds`.
         iteration: completed local steps of a client.
-        metric: the method's main metric: accuracy on the global test set, or in an evaluation mode on own rows.
+        metric: the method's main metric: accuracy on the global test set, or in an evaluation mode
+            on own rows.
         accuracy: its mean over clients at the last evaluation.
         failures: calls without a usable reply so far.
         milestone: whether this is one of about twenty evenly spaced rounds.
@@ -92,7 +99,9 @@ class RunResult:
 
     @property
     def accuracy(self) -> float:
-        """Mean over clients of the final accuracy on the global test set, or of the error of a number to predict."""
+        """Mean over clients of the final accuracy on the global test set, or of the error of a
+        number to predict.
+        """
         return float(RunSummary(**self.summary).overall.mean)
 
 
@@ -165,8 +174,15 @@ class Session:
         known = {"owners": owners} if any(owners) else {}
         write_json(self.folder / "partition.json", {**partition(self.plan), **neighbours, **known})
 
-    def go(self, progress: Callable[[Status], None], stop: Callable[[], bool], keep_models: bool = False) -> RunResult:
-        """Run the remaining rounds and return the result, with the trained networks if `keep_models`."""
+    def go(
+        self,
+        progress: Callable[[Status], None],
+        stop: Callable[[], bool],
+        keep_models: bool = False,
+    ) -> RunResult:
+        """Run the remaining rounds and return the result, with the trained networks if
+        `keep_models`.
+        """
         plan = self.plan
         points = _evenly(plan.run.evaluate.points or 100, plan.rounds)
         milestones = _evenly(MILESTONES, plan.rounds)
@@ -180,7 +196,8 @@ class Session:
                 if isinstance(error, TrainingDiverged) or self.engine.remote or self._finite():
                     raise
                 raise TrainingDiverged(
-                    f"weights are not finite, as training diverged: lower the learning rate ({error})"
+                    "weights are not finite, as training diverged: lower the learning rate "
+                    f"({error})"
                 ) from error
             self.done = t + 1
             if self.done == plan.rounds or self._should_save(self.done in milestones):
@@ -207,7 +224,9 @@ class Session:
         for text in mistakes:
             _log.warning("%s", text)
         leaks = self.evaluation.leaks(plan, self.engine) if plan.run.evaluate.leaks else ()
-        summary = summarize(plan, self.fed, self.record, self.done, self._digests(), self.where, mistakes, leaks)
+        summary = summarize(
+            plan, self.fed, self.record, self.done, self._digests(), self.where, mistakes, leaks
+        )
         if self.folder is not None:
             self.record.write(self.folder, self.fed)
             write_json(self.folder / "result.json", summary)
@@ -223,7 +242,9 @@ class Session:
         return True
 
     def _objects(self, text: str) -> dict[str, Any]:
-        """The description of each object that the config names, with the parameter counts of networks."""
+        """The description of each object that the config names, with the parameter counts of
+        networks.
+        """
         found = described(text)
         for name, context in zip(self.plan.architectures, self.plan.contexts, strict=True):
             if name in found and "parameters" not in found[name] and context.network is not None:
@@ -239,7 +260,11 @@ class Session:
                     states, ledger, metrics, mixing, failures, self.accuracy = self._snapshot
                     self._load(states)
                     self.fed.ledger.rollback(ledger)
-                    del self.record.metrics[metrics:], self.record.mixing[mixing:], self.fed.failures[failures:]
+                    del (
+                        self.record.metrics[metrics:],
+                        self.record.mixing[mixing:],
+                        self.fed.failures[failures:],
+                    )
                 work()
                 if not self.engine.durable:
                     self._snapshot = self._take_snapshot()
@@ -248,8 +273,8 @@ class Session:
                 losses += 1
                 if losses == MAX_LOST:
                     raise EngineError(
-                        f"round {self.done + 1} lost its machines {MAX_LOST} times ({error}): if memory ran out, "
-                        "use fewer workers per machine; then add --resume"
+                        f"round {self.done + 1} lost its machines {MAX_LOST} times ({error}): if "
+                        "memory ran out, use fewer workers per machine; then add --resume"
                     ) from None
                 _log.warning("%s; repeating round %d", error, self.done + 1)
 
@@ -261,8 +286,13 @@ class Session:
         """Digest of every party's state after the last round, in the order of `_states`."""
         if self._snapshot:
             return {party: message.digest(state) for party, state in self._snapshot[0].items()}
-        own = {self.coordinator: message.digest(self.plan.server.state())} if self.plan.server else {}
-        return {**own, **{self.engine.name(i): digest for i, digest in sorted(self.engine.digests().items())}}
+        own = (
+            {self.coordinator: message.digest(self.plan.server.state())} if self.plan.server else {}
+        )
+        return {
+            **own,
+            **{self.engine.name(i): digest for i, digest in sorted(self.engine.digests().items())},
+        }
 
     def _take_snapshot(self) -> tuple[Any, ...]:
         """A copy of everything that a round changes, to repeat it."""
@@ -270,7 +300,10 @@ class Session:
         if self.plan.run.engine.memory_mb is not None:
             states = Spool(states)
         else:
-            states = {party: message.map_tensors(torch.Tensor.clone, state) for party, state in states.items()}
+            states = {
+                party: message.map_tensors(torch.Tensor.clone, state)
+                for party, state in states.items()
+            }
         counts = len(self.record.metrics), len(self.record.mixing), len(self.fed.failures)
         return states, self.fed.ledger.mark(), *counts, self.accuracy
 
@@ -282,7 +315,8 @@ class Session:
         for stage in plan.method.round(self.fed, plan.server, clients, plan.cfg, t):
             if not isinstance(stage, str):
                 raise MethodError(
-                    f"round {t} of {plan.method.name} yielded {stage!r}: yield the stage's name, as in yield 'train'"
+                    f"round {t} of {plan.method.name} yielded {stage!r}: yield the stage's name, "
+                    "as in yield 'train'"
                 )
             self.record.spend(stage, perf_counter() - clock)
             check_replies(plan, self.fed, failures)
@@ -292,7 +326,8 @@ class Session:
         if evaluate and not stage:  # the round ended early, as when trees lack an owner
             self._evaluate(t + 1, (t + 1) * step, stage)
         check_replies(plan, self.fed, failures)
-        if not stage and evaluate:  # a round in which nothing happens, such as one after the last step
+        # a round in which nothing happens, such as one after the last step
+        if not stage and evaluate:
             stage = "round"
             self._evaluate(t + 1, (t + 1) * step, stage)
         self._record_notes(t + 1, (t + 1) * step, stage, evaluate)
@@ -302,8 +337,9 @@ class Session:
         return (milestone or since > SAVE_INTERVAL) and since > SAVE_RATIO * self._save_seconds
 
     def _record_notes(self, round: int, iteration: int, stage: str, evaluate: bool) -> None:
-        """Record the notes of this round: the server's, means over clients, each client's on privacy, and mixing
-        weights."""
+        """Record the notes of this round: the server's, means over clients, each client's on
+        privacy, and mixing weights.
+        """
         privacy = privacy_notes(self.plan)
         if self.plan.server is not None:
             for name, value in self.plan.server.take_notes().items():
@@ -313,11 +349,14 @@ class Session:
         for party, notes in self.engine.notes().items():
             for name, value in notes.items():
                 if name.startswith(RESERVED) or (
-                    name == "mixing" and not (isinstance(value, list) and len(value) == len(self.engine.ids))
+                    name == "mixing"
+                    and not (isinstance(value, list) and len(value) == len(self.engine.ids))
                 ):
                     self._warn_ignored(name, party)
                 elif name in privacy and not isinstance(value, list):
-                    self.record.add_metric(round, iteration, stage, name, value, self.engine.name(party))
+                    self.record.add_metric(
+                        round, iteration, stage, name, value, self.engine.name(party)
+                    )
                 elif not isinstance(value, list):
                     values_by_note.setdefault(name, []).append(value)
                     self._warn(name, value, party)
@@ -327,14 +366,26 @@ class Session:
             self.record.add_metric(round, iteration, stage, name, float(np.mean(values)))
         if self.plan.run.aggregate.noise is not None:
             for party, means in sorted(self.fed.contributions.items()):
-                self.record.add_metric(round, iteration, stage, CONTRIBUTIONS, means, self.engine.name(party))
+                self.record.add_metric(
+                    round, iteration, stage, CONTRIBUTIONS, means, self.engine.name(party)
+                )
 
     def _warn_ignored(self, note: str, party: int) -> None:
         """Warn once per party that a note is ignored."""
         if ("", party) not in self._warned:
             self._warned.add(("", party))
-            why = "it must have one weight per party" if note == "mixing" else "a metric of the run has this name"
-            _log.warning("round %d: ignored note %r of %s: %s", self.done + 1, note, self.engine.name(party), why)
+            why = (
+                "it must have one weight per party"
+                if note == "mixing"
+                else "a metric of the run has this name"
+            )
+            _log.warning(
+                "round %d: ignored note %r of %s: %s",
+                self.done + 1,
+                note,
+                self.engine.name(party),
+                why,
+            )
 
     def _warn(self, note: str, value: float, party: int) -> None:
         """Show the method's warning for a positive note, once per party and note."""
@@ -350,7 +401,8 @@ class Session:
         except PartiesMissing as error:
             if round in (0, self.plan.rounds):  # the result needs both
                 raise EngineError(
-                    f"{error}, but the result needs the metrics after round {round}: restart it, then add --resume"
+                    f"{error}, but the result needs the metrics after round {round}: restart it, "
+                    "then add --resume"
                 ) from None
             _log.warning("round %d, %s: not evaluated: %s", round, stage, error)
             return
@@ -363,18 +415,24 @@ class Session:
         self.record.spend("evaluate", perf_counter() - clock)
 
     def _states(self) -> dict[str, dict[str, Tree]]:
-        """States by party name, the server's first, then by number; without parties that keep their own state."""
+        """States by party name, the server's first, then by number; without parties that keep their
+        own state.
+        """
         own = {self.coordinator: self.plan.server.state()} if self.plan.server else {}
         return {**own, **{self.engine.name(i): s for i, s in sorted(self.engine.states().items())}}
 
     def _load(self, states: Mapping[str, Any]) -> None:
         if states.keys() != self._states().keys():
-            raise CheckpointError("the parties in the checkpoint are not those of this run: choose another --out")
+            raise CheckpointError(
+                "the parties in the checkpoint are not those of this run: choose another --out"
+            )
         if self.plan.server is not None:
             self.plan.server.load(states[self.coordinator])
         ids = [i for i in self.engine.ids if self.engine.name(i) in states]
         for start in range(0, len(ids), LOAD_CHUNK):
-            self.engine.load({i: states[self.engine.name(i)] for i in ids[start : start + LOAD_CHUNK]})
+            self.engine.load(
+                {i: states[self.engine.name(i)] for i in ids[start : start + LOAD_CHUNK]}
+            )
 
     def _restore(self) -> None:
         """Tell remote parties, which keep their own state, the round to continue after."""
@@ -402,6 +460,8 @@ def _evenly(points: int, rounds: int) -> set[int]:
 
 
 def fingerprint(plan: RunPlan) -> str:
-    """SHA-256 of everything that affects results. A checkpoint is loaded only by a run with the same fingerprint."""
+    """SHA-256 of everything that affects results. A checkpoint is loaded only by a run with the
+    same fingerprint.
+    """
     inputs = f"{plan.method.name}\n{plan.data.digest}\n{plan.graph}\n{plan.pretrained}"
     return hashlib.sha256(f"{config_sha256(plan.run, plan.cfg)}\n{inputs}".encode()).hexdigest()

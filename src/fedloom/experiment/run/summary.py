@@ -22,12 +22,21 @@ from fedloom.experiment.run.evaluation import evaluation_of
 from fedloom.experiment.run.mistakes import divergence
 from fedloom.experiment.run.privacy import privacy_spent
 from fedloom.experiment.run.record import Record
-from fedloom.experiment.run.result import EngineUsed, Learned, MeasuredLeak, PretrainedUsed, RunSummary, Traffic
+from fedloom.experiment.run.result import (
+    EngineUsed,
+    Learned,
+    MeasuredLeak,
+    PretrainedUsed,
+    RunSummary,
+    Traffic,
+)
 from fedloom.protect.leaks import Leak
 
 
 def traffic(fed: Federation) -> dict[str, int]:
-    """Bytes of tensor data `up` to the coordinator, `down` from it, and `across` between the others."""
+    """Bytes of tensor data `up` to the coordinator, `down` from it, and `across` between the
+    others.
+    """
     pairs = fed.ledger.pairs.items()
     up = sum(size for (_, to), (_, size) in pairs if to == fed.coordinator)
     down = sum(size for (by, _), (_, size) in pairs if by == fed.coordinator)
@@ -70,7 +79,9 @@ def _task(plan: RunPlan) -> dict[str, Any]:
 
 
 def own_chances(plan: RunPlan) -> dict[str, float | None]:
-    """The chance level on own rows over unseen, and over training clients; empty without unseen ones."""
+    """The chance level on own rows over unseen, and over training clients; empty without unseen
+    ones.
+    """
     groups = {"unseen": plan.unseen, "training": plan.training} if plan.unseen else {}
     return {name: plan.own_chance(clients) for name, clients in groups.items()}
 
@@ -92,7 +103,9 @@ def pretrained(plan: RunPlan) -> PretrainedUsed | None:
 
 
 def _training(plan: RunPlan, rounds: int) -> dict[str, Any]:
-    """The training rows of all clients, and the mean local steps of one, where the rows are on this machine."""
+    """The training rows of all clients, and the mean local steps of one, where the rows are on this
+    machine.
+    """
     held = [plan.contexts[i].data for i in plan.training]
     rows = [len(own) for own in held if own is not None]
     if len(rows) < len(held) or plan.method.setting == "vertical":
@@ -124,7 +137,9 @@ def summarize(
     """
     run, cfg, labels = plan.run, plan.cfg, plan.data.labels.get("test")
     ended = record.metrics[-1][2]
-    final = {(row[4], row[3]): row[5] for row in record.metrics if (row[0], row[2]) == (rounds, ended)}
+    final = {
+        (row[4], row[3]): row[5] for row in record.metrics if (row[0], row[2]) == (rounds, ended)
+    }
     names = [fed.engine.name(i) for i in fed.engine.ids]
     summary = RunSummary(
         name=run.name or plan.method.name,
@@ -141,14 +156,19 @@ def summarize(
         dataset=plan.data.name,
         clients=len(names),
         architectures=list(plan.architectures),
-        engine=EngineUsed(requested=run.engine.name, **{**asdict(where), "remarks": list(where.remarks)}),
+        engine=EngineUsed(
+            requested=run.engine.name, **{**asdict(where), "remarks": list(where.remarks)}
+        ),
         pretrained=pretrained(plan),
         unseen=list(plan.unseen),
         **_task(plan),
         **evaluation_of(plan).summarize(final, names, plan),
         privacy=privacy_spent(plan, record, names),
         **({"leaks": [MeasuredLeak(**asdict(one)) for one in leaks]} if run.evaluate.leaks else {}),
-        learned=[Learned(**asdict(table)) for table in (plan.server.findings() if plan.server is not None else ())],
+        learned=[
+            Learned(**asdict(table))
+            for table in (plan.server.findings() if plan.server is not None else ())
+        ],
         agreement=final.get(("agreement", "")),
         chance=final.get((CHANCE, ""), plan.chance),
         own_chance=plan.own_chance(),
@@ -159,7 +179,8 @@ def summarize(
         seconds={"total": sum(record.seconds.values()), **record.seconds},
         failures=len(fed.failures),
         failure_reasons=dict(Counter(failure.reason for failure in fed.failures)),
-        public_sha256=None if "raw rows" in plan.method.needs else plan.data.public_digest,  # these use none
+        # these use none
+        public_sha256=None if "raw rows" in plan.method.needs else plan.data.public_digest,
         test_sha256=None if labels is None else hashlib.sha256(labels[0].tobytes()).hexdigest(),
         state_sha256=state_sha256(digests.items()),
         warnings=list(warnings),

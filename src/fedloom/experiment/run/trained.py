@@ -17,8 +17,9 @@ from fedloom.models.custom import Logits
 
 
 class Predictor(nn.Module):
-    """The predictions of a party that has a black box, or whose method predicts by more than its network's logits, such
-    as by prototypes. `network` is the network, if any."""
+    """The predictions of a party that has a black box, or whose method predicts by more than its
+    network's logits, such as by prototypes. `network` is the network, if any.
+    """
 
     def __init__(self, party: Party[MethodConfig]) -> None:
         super().__init__()
@@ -46,7 +47,8 @@ class TrainedModels:
 
         Args:
             i: number of the client.
-            eval_mode: one of the method's evaluation modes, or "" for the network before any; None for the main one.
+            eval_mode: one of the method's evaluation modes, or "" for the network before any; None
+                for the main one.
 
         Raises:
             DataError: the client's state is at its node.
@@ -67,17 +69,23 @@ class TrainedModels:
         """
         name = self._plan.names[i]
         if name not in self._states:
-            raise DataError(f"the model of {name} is at its node, as run-ID/model.safetensors: export it there")
+            raise DataError(
+                f"the model of {name} is at its node, as run-ID/model.safetensors: export it there"
+            )
         party = self._plan.clients[i]()
         party.load(self._states[name])
         return party
 
     @property
     def names(self) -> dict[str, str]:
-        """The names of the clients in the ledger -> those of the owners of their rows, if they are known."""
+        """The names of the clients in the ledger -> those of the owners of their rows, if they are
+        known.
+        """
         plan, known = self._plan, tuple(self._plan.names.values())
         data, shares = plan.data.dataset, plan.data.split
-        owners = owner_names(data, shares) if isinstance(data, Dataset) and shares is not None else ()
+        owners = (
+            owner_names(data, shares) if isinstance(data, Dataset) and shares is not None else ()
+        )
         return dict(zip(known, owners or known, strict=True))
 
     def parties(self) -> list[tuple[str, str, int]]:
@@ -87,7 +95,9 @@ class TrainedModels:
         return list(zip(plan.names.values(), plan.architectures, rows, strict=True))
 
     def common(self) -> nn.Module | None:
-        """The model that all clients share, such as the server's average; None if each client has its own."""
+        """The model that all clients share, such as the server's average; None if each client has
+        its own.
+        """
         plan = self._plan
         if "one network" not in plan.method.needs or not self._states:
             return None
@@ -96,7 +106,9 @@ class TrainedModels:
             self._prepare(party, "")
             return plain_network(party)
         first, *others = (self._states[plan.names[i]].get("params", {}) for i in plan.training)
-        same = all(torch.equal(value, other[name]) for other in others for name, value in first.items())
+        same = all(
+            torch.equal(value, other[name]) for other in others for name, value in first.items()
+        )
         return self.client(plan.training[0], "") if first and same else None
 
     def _prepare(self, party: Party[MethodConfig], eval_mode: str) -> None:

@@ -1,4 +1,6 @@
-"""Tunes the learning rate of every method of a comparison alike, on validation rows, before they are compared."""
+"""Tunes the learning rate of every method of a comparison alike, on validation rows, before they
+are compared.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,7 +18,9 @@ FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 VALIDATION = 0.25
 """Share of the training rows on which rates are compared."""
 SEED = 9_999
-"""The seed of the runs that tune; no comparison should have it, so that none of its splits has been seen."""
+"""The seed of the runs that tune; no comparison should have it, so that none of its splits has been
+seen.
+"""
 TUNED = "tuned alike: "
 """The beginning of the sentence on how rates were chosen."""
 TUNING = "tuning"
@@ -24,7 +28,8 @@ TUNING = "tuning"
 
 
 def trials(experiment: Experiment) -> list[dict[float, RunConfig]]:
-    """The runs that tune each method of a comparison, by their learning rate; none of a method without a setting `lr`.
+    """The runs that tune each method of a comparison, by their learning rate; none of a method
+    without a setting `lr`.
 
     Raises:
         ConfigError: there is nothing to compare, or the run tests on validation rows already.
@@ -39,19 +44,26 @@ def trials(experiment: Experiment) -> list[dict[float, RunConfig]]:
     runs = experiment.runs()[:: len(compared.seeds)]
     own = [getattr(run.resolve()[1], "lr", None) for run in runs]
     return [
-        {rate * factor: _at(run, rate * factor) for factor in FACTORS} if isinstance(rate, float) else {}
+        {rate * factor: _at(run, rate * factor) for factor in FACTORS}
+        if isinstance(rate, float)
+        else {}
         for rate, run in zip(own, runs, strict=True)
     ]
 
 
 def tuned(
-    experiment: Experiment, folder: Path | None = None, *, execute: Callable[..., RunResult] = execute, **options: Any
+    experiment: Experiment,
+    folder: Path | None = None,
+    *,
+    execute: Callable[..., RunResult] = execute,
+    **options: Any,
 ) -> tuple[Experiment, list[str]]:
-    """The comparison with the best learning rate of each method, and a sentence on how it was chosen.
+    """The comparison with the best learning rate of each method, and a sentence on how it was
+    chosen.
 
-    Each method is trained at every multiple `FACTORS` of its own rate, as long as in the comparison, and evaluated on
-    `VALIDATION` of the training rows with a seed that the comparison lacks; the test rows take no part. Methods without
-    a setting `lr` keep their settings.
+    Each method is trained at every multiple `FACTORS` of its own rate, as long as in the
+    comparison, and evaluated on `VALIDATION` of the training rows with a seed that the comparison
+    lacks; the test rows take no part. Methods without a setting `lr` keep their settings.
 
     Args:
         experiment: the comparison.
@@ -65,7 +77,9 @@ def tuned(
     tried, compared = trials(experiment), experiment.compare
     assert compared is not None
     entries, chosen, ends = [], [], []
-    for entry, runs, first in zip(compared.methods, tried, experiment.runs()[:: len(compared.seeds)], strict=True):
+    for entry, runs, first in zip(
+        compared.methods, tried, experiment.runs()[:: len(compared.seeds)], strict=True
+    ):
         if not runs:
             entries.append(entry)
             continue
@@ -75,20 +89,23 @@ def tuned(
         }
         best = max(scores, key=lambda one: scores[one])
         given: dict[str, Any] = {"method": entry} if isinstance(entry, str) else dict(entry)
-        entries.append({**given, "name": first.label, "params": {**given.get("params", {}), "lr": best}})
+        entries.append(
+            {**given, "name": first.label, "params": {**given.get("params", {}), "lr": best}}
+        )
         chosen.append(f"{first.label} {best:g}")
         ends += [first.label] * (best in (min(runs), max(runs)))
     values = {**compared.model_dump(), "methods": entries}
     found = experiment.model_copy(update={"compare": validated(type(compared), values, "compare")})
     rates = ", ".join(f"{factor:g}" for factor in FACTORS)
     remarks = [
-        f"{TUNED}the learning rate of each method is the best of {rates} times its own on {100 * VALIDATION:g} % "
-        f"of the training rows (seed {SEED}): {', '.join(chosen) or 'no method has one'}"
+        f"{TUNED}the learning rate of each method is the best of {rates} times its own on "
+        f"{100 * VALIDATION:g} % of the training rows (seed {SEED}): "
+        f"{', '.join(chosen) or 'no method has one'}"
     ]
     if ends:
         remarks.append(
-            f"the largest or smallest rate that was tried is the best of {', '.join(ends)}, and one beyond it may be "
-            "better: set params.lr of the method to it, and tune again"
+            f"the largest or smallest rate that was tried is the best of {', '.join(ends)}, and "
+            "one beyond it may be better: set params.lr of the method to it, and tune again"
         )
     return found, remarks
 
@@ -101,7 +118,12 @@ def _at(run: RunConfig, rate: float) -> RunConfig:
     return validated(RunConfig, values)  # type: ignore[no-any-return]
 
 
-def _score(run: RunConfig, folder: Path | None, execute: Callable[..., RunResult], options: Mapping[str, Any]) -> float:
+def _score(
+    run: RunConfig,
+    folder: Path | None,
+    execute: Callable[..., RunResult],
+    options: Mapping[str, Any],
+) -> float:
     """The main metric at the end of a run; minus infinity if it diverged."""
     try:
         s = RunSummary(**execute(run, folder, **options).summary)

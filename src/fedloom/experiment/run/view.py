@@ -14,7 +14,9 @@ from fedloom.core.errors import DataError
 
 FILE = "live.json"
 SILENCE = 60.0
-"""Seconds without an update after which a run on another machine counts as silent, unless its rounds are slow."""
+"""Seconds without an update after which a run on another machine counts as silent, unless its
+rounds are slow.
+"""
 CLOCK_TOLERANCE = 60.0
 """Tolerance in seconds for changes of the machine's clock since a process started."""
 
@@ -71,7 +73,8 @@ class View(_LiveSchema):
         points: (round, accuracy), at most about 200, evenly spaced, with the last.
         parties: the server first; at most 1,000, preferring unreachable ones.
         up, of: number of reachable parties, and of all.
-        bytes: of tensor data: `up` to the coordinator, `down` from it, and `across` between the others.
+        bytes: of tensor data: `up` to the coordinator, `down` from it, and `across` between the
+            others.
         failures: calls without a usable reply; `recent_failures` are the last of them.
         engine: engine, workers and device, as text.
     """
@@ -120,7 +123,9 @@ def read(folder: Path) -> View:
 
 
 def liveness(view: View, now: float) -> tuple[bool, float | None]:
-    """Whether the process of a running run is gone; and the seconds since its last update, or None if it is alive."""
+    """Whether the process of a running run is gone; and the seconds since its last update, or None
+    if it is alive.
+    """
     if view.state != "running":
         return False, None
     quiet, running = max(0.0, now - view.updated), alive(view.process)

@@ -1,9 +1,10 @@
 """A trial: should these owners federate, how, and who gains?
 
-Every row is predicted by models that did not see it, in repeats of folds: by all candidates for federating and for
-training alone. In each fold the candidates that are best on the other folds are compared, so that no row is scored by a
-choice that it took part in. A score is a mean of rows' contributions (`contributions`), which give each owner's gain
-its standard error (`evidence`); the owners' gains inform each other (`sharing`); both decide (`decide`).
+Every row is predicted by models that did not see it, in repeats of folds: by all candidates for
+federating and for training alone. In each fold the candidates that are best on the other folds are
+compared, so that no row is scored by a choice that it took part in. A score is a mean of rows'
+contributions (`contributions`), which give each owner's gain its standard error (`evidence`); the
+owners' gains inform each other (`sharing`); both decide (`decide`).
 """
 
 import warnings
@@ -20,7 +21,13 @@ from fedloom.data.options import DataOptions, Kind, Missing, MissingColumns, Spl
 from fedloom.experiment.config.duration import seconds_of
 from fedloom.experiment.trial.columns import trial_columns
 from fedloom.experiment.trial.owners import Owners, held_owners, owners_of, read_owners
-from fedloom.experiment.trial.result import METRICS, OwnerCard, TrialConfig, TrialResult, metric_named
+from fedloom.experiment.trial.result import (
+    METRICS,
+    OwnerCard,
+    TrialConfig,
+    TrialResult,
+    metric_named,
+)
 from fedloom.experiment.trial.run import run_trial
 
 OF_FILES = ("decimal", "missing_words", "encode", "keep", "drop")
@@ -71,74 +78,132 @@ def trial(
         ['a', 'b']
 
     Args:
-        data: the path of a CSV or Parquet file or of a folder of pictures, columns by name, or a data frame, with label
-            and group. Or arrays (X, y) with group, a `Dataset` with groups, or a list with arrays, a frame or a torch
-            Dataset for each owner. Or a list of CSV files of the same people with other columns, the first with the
+        data: the path of a CSV or Parquet file or of a folder of pictures, columns by name, or a
+            data frame, with label and group. Or arrays (X, y) with group, a `Dataset` with groups,
+            or a list with arrays, a frame or a torch Dataset for each owner. Or a list of CSV files
+            of the same people with other columns, the first with the
             label, and id: whether the label is told better by all columns.
         label: the column of classes, or of numbers to predict.
         group: the column of owners, such as hospitals; or the owner (n,) of each row of arrays.
         id: the column that names each row, such as a patient; rows of one id are never split.
-        drop, keep, missing, task, missing_words, decimal, encode, missing_columns: see `fedloom.data.own.read_data`.
-        unit: a column, such as a recording, whose rows of one value are never split between training and test.
-        time: columns by which rows are ordered, such as ["year", "month"]: test rows then come after training rows.
+        drop, keep, missing, task, missing_words, decimal, encode, missing_columns: see
+        `fedloom.data.own.read_data`.
+        unit: a column, such as a recording, whose rows of one value are never split between
+            training and test.
+        time: columns by which rows are ordered, such as ["year", "month"]: test rows then come
+            after training rows.
             None: columns that look like it; () for random splits.
-        budget: time, such as "10m", or seconds; None for no limit, so that equal seeds give equal results.
-        progress: called after each candidate in each repeat with the number of those that ended, of all, at most, and
-            the seconds so far.
-        **settings: of `TrialConfig`, such as `repeats=5`, `methods=["fedavg-ft"]`, `metric="accuracy"`, `worth=0.02`.
+        budget: time, such as "10m", or seconds; None for no limit, so that equal seeds give equal
+            results.
+        progress: called after each candidate in each repeat with the number of those that ended, of
+            all, at most, and the seconds so far.
+        **settings: of `TrialConfig`, such as `repeats=5`, `methods=["fedavg-ft"]`,
+            `metric="accuracy"`, `worth=0.02`.
 
     Raises:
         DataError: the data cannot be read, or owners have too few rows.
         ConfigError: a setting is invalid, or a method cannot be tried.
-    """
+    """  # noqa: E501
     known = TrialConfig.__dataclass_fields__
     if "splits" in settings:
         warnings.warn(
-            "set repeats, not splits: every row is predicted once in each repeat of 4 folds", DeprecationWarning, 2
+            "set repeats, not splits: every row is predicted once in each repeat of 4 folds",
+            DeprecationWarning,
+            2,
         )
-        settings = {"repeats": settings["splits"]} | {k: value for k, value in settings.items() if k != "splits"}
+        settings = {"repeats": settings["splits"]} | {
+            k: value for k, value in settings.items() if k != "splits"
+        }
     unknown = next((name for name in settings if name not in known), None)
     if unknown in ("test", "forest"):
         raise ConfigError(
-            f"a trial has no setting {unknown!r} any more: every row is predicted once in each of `repeats` repeats of "
-            "4 folds; set repeats=3, and alone=() for no black boxes"
+            f"a trial has no setting {unknown!r} any more: every row is predicted once in each "
+            "of `repeats` repeats of 4 folds; set repeats=3, and alone=() for no black boxes"
         )
     if unknown:
         raise ConfigError(f"a trial has no setting {unknown!r}; choose from {', '.join(known)}")
-    values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in settings.items()}
+    values: dict[str, Any] = {
+        k: tuple(value) if isinstance(value, list) else value for k, value in settings.items()
+    }
     values |= {"metric": metric_named(values["metric"])} if "metric" in values else {}
     config = TrialConfig(**values | ({} if budget is None else {"seconds": seconds_of(budget)}))
-    if isinstance(data, list | tuple) and len(data) > 1 and all(isinstance(one, str | Path) for one in data):
+    if (
+        isinstance(data, list | tuple)
+        and len(data) > 1
+        and all(isinstance(one, str | Path) for one in data)
+    ):
         options = DataOptions(
-            label, group, id, tuple(drop), tuple(keep), missing, task=task, missing_words=tuple(missing_words),
-            decimal=decimal, encode=dict(encode),
-        )  # fmt: skip
+            label,
+            group,
+            id,
+            tuple(drop),
+            tuple(keep),
+            missing,
+            task=task,
+            missing_words=tuple(missing_words),
+            decimal=decimal,
+            encode=dict(encode),
+        )
         if time:
             raise ConfigError(f"a trial of columns has random folds: leave out time, here {time!r}")
-        result = trial_columns([Path(one) for one in data], options, config, unit=unit, progress=progress)
+        result = trial_columns(
+            [Path(one) for one in data], options, config, unit=unit, progress=progress
+        )
         files = {"files": [str(one) for one in data], "id": id, "label": label, "missing": "files"}
-        given = {name: vars(options)[name] for name in OF_FILES if vars(options)[name] != getattr(DataOptions(), name)}
-        return replace(result, recipe={"method": "vertical-forest", "columns": files, "data": given})
+        given = {
+            name: vars(options)[name]
+            for name in OF_FILES
+            if vars(options)[name] != getattr(DataOptions(), name)
+        }
+        return replace(
+            result, recipe={"method": "vertical-forest", "columns": files, "data": given}
+        )
     if isinstance(data, Dataset):
         return run_trial(owners_of(data), config, progress=progress)
     if isinstance(data, list | tuple):
         from fedloom.experiment.config.objects import data_settings
 
-        held = data_settings(data, label=label, group=group, columns={"task": task} if task else {})["name"]
+        held = data_settings(
+            data, label=label, group=group, columns={"task": task} if task else {}
+        )["name"]
         return run_trial(held_owners(held), config, progress=progress)
-    if isinstance(data, str | Path) and not Path(data).expanduser().is_dir() and not (label and group):
+    if (
+        isinstance(data, str | Path)
+        and not Path(data).expanduser().is_dir()
+        and not (label and group)
+    ):
         names = (("label, the column to predict", label), ("group, the column of owners", group))
         lacking = [what for what, value in names if not value]
-        raise ConfigError(f"a trial of {data} needs {', and '.join(lacking)}: fedloom data {data} lists the columns")
+        raise ConfigError(
+            f"a trial of {data} needs {', and '.join(lacking)}: fedloom data {data} lists the "
+            "columns"
+        )
     if label is not None and not isinstance(label, str):
         raise ConfigError(f"label must be the name of one column, not {label!r}")
     options = DataOptions(
-        label, group, id, tuple(drop), tuple(keep), missing, task=task, missing_words=tuple(missing_words),
-        decimal=decimal, encode=dict(encode), missing_columns=missing_columns,
-    )  # fmt: skip
+        label,
+        group,
+        id,
+        tuple(drop),
+        tuple(keep),
+        missing,
+        task=task,
+        missing_words=tuple(missing_words),
+        decimal=decimal,
+        encode=dict(encode),
+        missing_columns=missing_columns,
+    )
     order = (time,) if isinstance(time, str) else time if time is None else tuple(time)
-    result = run_trial(read_owners(data, options, SplitColumns(unit or id, order)), config, progress=progress)
+    result = run_trial(
+        read_owners(data, options, SplitColumns(unit or id, order)), config, progress=progress
+    )
     if not isinstance(data, str | Path):
         return result
-    given = {name: value for name, value in vars(options).items() if value != getattr(DataOptions(), name)}
-    return replace(result, recipe={**result.recipe, "data": {"name": str(data), **given, "public_rows": 0}})
+    given = {
+        name: value
+        for name, value in vars(options).items()
+        if value != getattr(DataOptions(), name)
+    }
+    return replace(
+        result, recipe={**result.recipe, "data": {"name": str(data), **given, "public_rows": 0}}
+    )

@@ -1,7 +1,8 @@
 """The candidates of a trial: which methods are feasible, and the training of one of them.
 
-A candidate runs on the core alone: parties, an engine, rounds. Nothing is written. Candidates and splits of one method
-and network differ in numbers, not in operations, so they train in lock-step: see `fedloom.engines.lockstep`.
+A candidate runs on the core alone: parties, an engine, rounds. Nothing is written. Candidates and
+splits of one method and network differ in numbers, not in operations, so they train in lock-step:
+see `fedloom.engines.lockstep`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,12 +40,17 @@ FEASIBLE: Final = {"one network", "same feature dim", "architecture groups", "ra
 MANY: Final = 12
 """The most owners with whom methods of quadratic time are tried by default."""
 ALONE: Final = "alone"
-"""Training alone with the local training of the others: a method of the family `peer` without messages."""
+"""Training alone with the local training of the others: a method of the family `peer` without
+messages.
+"""
 RECIPE: Final = {"epochs": 2, "personal_head": False, "clients_per_round": None, "local_steps": 10}
-"""Settings of all methods that have them, so that they train alike: whole models, all owners in each round."""
+"""Settings of all methods that have them, so that they train alike: whole models, all owners in
+each round.
+"""
 OF_TABLES: Final = {"l2": 1.0, "missing": "indicator"}
-"""Settings of all methods of raw rows that have them, so that a fit exists where columns are collinear, and counts rows
-with missing values."""
+"""Settings of all methods of raw rows that have them, so that a fit exists where columns are
+collinear, and counts rows with missing values.
+"""
 EXCHANGE: Final = "exchange"
 """The method whose models are those that owners train alone."""
 OWN_KINDS: Final[Mapping[str, str]] = {
@@ -91,8 +97,9 @@ class Candidate:
 
 @contextmanager
 def on_one_thread() -> Iterator[None]:
-    """As `one_thread`, with the libraries of black boxes, which are loaded first: later only the thread that limits
-    them here could, and candidates train in others."""
+    """As `one_thread`, with the libraries of black boxes, which are loaded first: later only the
+    thread that limits them here could, and candidates train in others.
+    """
     import_module("sklearn.linear_model")
     with one_thread():
         yield
@@ -103,7 +110,9 @@ def obstacle(method: Method, owners: int, task: TaskKind = "classes") -> str:
     if method.setting == "vertical":
         return "needs owners with different columns of the same rows, not different rows"
     if task not in method.tasks:
-        return f"predicts classes only{f', as {method.only_classes}' if method.only_classes else ''}"
+        return (
+            f"predicts classes only{f', as {method.only_classes}' if method.only_classes else ''}"
+        )
     for need in method.needs:
         if need not in FEASIBLE:
             meaning = NEEDS[need][1]
@@ -117,18 +126,31 @@ def infeasible(owners: int, task: TaskKind = "classes") -> dict[str, str]:
     return {name: reason for name, reason in found.items() if reason}
 
 
-def default_methods(owners: int, kind: Kind, task: TaskKind = "classes") -> tuple[list[str], list[str]]:
-    """The methods that a trial tries by default, in the order of their rank: on tables those of raw rows, which train
-    in seconds. And those that are too slow with so many owners."""
+def default_methods(
+    owners: int, kind: Kind, task: TaskKind = "classes"
+) -> tuple[list[str], list[str]]:
+    """The methods that a trial tries by default, in the order of their rank: on tables those of raw
+    rows, which train in seconds. And those that are too slow with so many owners.
+    """
     of_tables = kind == "table"
-    ranked = [one for one in methods.registry().values() if one.trial_rank and ("raw rows" in one.needs) == of_tables]
+    ranked = [
+        one
+        for one in methods.registry().values()
+        if one.trial_rank and ("raw rows" in one.needs) == of_tables
+    ]
     ranked.sort(key=lambda one: one.trial_rank)
     slow = [one.name for one in ranked if one.quadratic and owners > MANY]
-    return [one.name for one in ranked if one.name not in slow and not obstacle(one, owners, task)], slow
+    return [
+        one.name for one in ranked if one.name not in slow and not obstacle(one, owners, task)
+    ], slow
 
 
-def candidates(names: Sequence[str], networks: Sequence[str], rates: Sequence[float], rows: int) -> list[Candidate]:
-    """The candidates of methods, for each network and learning rate of SGD, for owners of so many rows."""
+def candidates(
+    names: Sequence[str], networks: Sequence[str], rates: Sequence[float], rows: int
+) -> list[Candidate]:
+    """The candidates of methods, for each network and learning rate of SGD, for owners of so many
+    rows.
+    """
     found, recipe = [], {**RECIPE, "batch_size": min(128, max(16, rows // BATCHES))}
     for name in names:
         method = methods.named(name)
@@ -136,11 +158,19 @@ def candidates(names: Sequence[str], networks: Sequence[str], rates: Sequence[fl
         if "raw rows" in method.needs:
             base = {key: value for key, value in OF_TABLES.items() if key in fields}
             changes: dict[str, Mapping[str, Any]] = {"": {}, **method.trial_variants}
-            found += [Candidate(name, params={**base, **change}, note=note) for note, change in changes.items()]
+            found += [
+                Candidate(name, params={**base, **change}, note=note)
+                for note, change in changes.items()
+            ]
             continue
         base = {key: value for key, value in recipe.items() if key in fields}
-        grid: list[dict[str, Any]] = [{"lr": rate} for rate in rates] if {"lr", "momentum"} <= fields else [{}]
-        variants = [(base, ""), *(({**base, **change}, note) for note, change in method.trial_variants.items())]
+        grid: list[dict[str, Any]] = (
+            [{"lr": rate} for rate in rates] if {"lr", "momentum"} <= fields else [{}]
+        )
+        variants = [
+            (base, ""),
+            *(({**base, **change}, note) for note, change in method.trial_variants.items()),
+        ]
         found += [
             Candidate(name, network, {**params, **rate}, note)
             for params, note in variants
@@ -156,8 +186,8 @@ class Outputs:
     """What a candidate predicts.
 
     Attributes:
-        probabilities: by (rounds, evaluation mode), of each owner's rows (n_i, K), or numbers (n_i, 1) in their unit;
-            nan where training diverged.
+        probabilities: by (rounds, evaluation mode), of each owner's rows (n_i, K), or numbers (n_i,
+            1) in their unit; nan where training diverged.
         ledger: all messages; None for a black box.
     """
 
@@ -182,15 +212,19 @@ def train(
         candidate: the method, network and settings.
         data: the rows of all owners: standardized, or raw for a method that reads raw rows.
         fitted: training rows of each party.
-        judged: for each party, the sets of rows to predict: its own; on pooled rows, those of all owners.
+        judged: for each party, the sets of rows to predict: its own; on pooled rows, those of all
+            owners.
         points: numbers of rounds after which parties are evaluated.
         seed: of initial weights and batches.
         start: makes the engine of the parties, with the seed.
-        messages: whether every party takes part, so that the ledger has all messages. Otherwise a method whose model
-            is that of pooled rows is trained on all rows at once.
+        messages: whether every party takes part, so that the ledger has all messages. Otherwise a
+            method whose model is that of pooled rows is trained on all rows at once.
     """
     if candidate.method in BLACK_BOXES:
-        found = [_black_box(candidate.method, data, *parts, seed) for parts in zip(fitted, judged, strict=True)]
+        found = [
+            _black_box(candidate.method, data, *parts, seed)
+            for parts in zip(fitted, judged, strict=True)
+        ]
         yield Outputs({(0, ""): [part for parts in found for part in parts]}, None)
         return
     if not data.classes:
@@ -204,7 +238,10 @@ def train(
     if "raw rows" in method.needs:
         points = (_rounds(cfg),)
     modes = ["", *(mode for mode in cfg.eval_modes if not mode.startswith("0 "))]
-    pools = [[rows_of(data.x, data, part, "cpu", training_labels(data)) for part in sets] for sets in judged]
+    pools = [
+        [rows_of(data.x, data, part, "cpu", training_labels(data)) for part in sets]
+        for sets in judged
+    ]
     for t in range(max(points)):
         fed.round = t
         for _ in method.round(fed, server, tuple(range(len(parties))), cfg, t):
@@ -242,7 +279,9 @@ class CandidateTraining:
         messages: bool = False,
     ) -> None:
         self.candidate = candidate
-        self._outputs = train(candidate, data, fitted, judged, points, seed, self._start, messages=messages)
+        self._outputs = train(
+            candidate, data, fitted, judged, points, seed, self._start, messages=messages
+        )
         self._lane: Lane[Outputs] | None = None
         self._engine: LockstepEngine | None = None
 
@@ -287,7 +326,8 @@ def _at_once(
 ) -> Outputs:
     """Train on the rows of all parties at once, and predict as each party would.
 
-    A method in which owners mix the model with one of their own gives two evaluation modes: `JOINT` and `OWN`.
+    A method in which owners mix the model with one of their own gives two evaluation modes: `JOINT`
+    and `OWN`.
     """
     if getattr(cfg, "owners", "none") == "fixed":  # pooled rows have the owner as a category
         data, cfg = _with_owner(data), cfg.model_copy(update={"owners": "none"})
@@ -302,7 +342,8 @@ def _at_once(
                 pass
     parts = {JOINT: 0.0, OWN: 1.0} if getattr(cfg, "mix", 0) else {"": None}
     found: dict[tuple[int, str], list[np.ndarray]] = {}
-    contexts = _contexts(data, fitted, seed)  # what a party computes from its own rows is kept by its context
+    # what a party computes from its own rows is kept by its context
+    contexts = _contexts(data, fitted, seed)
     for mode, own in parts.items():
         setting = cfg if own is None else cfg.model_copy(update={"own_weight": own})
         parties = [method.client(setting, context) for context in contexts]
@@ -313,7 +354,10 @@ def _at_once(
             part
             for party, sets in zip(parties, judged, strict=True)
             for part in _probabilities(
-                party, [rows_of(data.x, data, rows, "cpu", training_labels(data)) for rows in sets], "", {}
+                party,
+                [rows_of(data.x, data, rows, "cpu", training_labels(data)) for rows in sets],
+                "",
+                {},
             )
         ]
     return Outputs(found, None)
@@ -340,8 +384,12 @@ def _contexts(data: Dataset, fitted: Sequence[np.ndarray], seed: int) -> list[Cl
     target = target_of(data)
     classes = len(data.classes) if target is None else target.width
     shared: dict[str, Any] = {
-        "seed": seed, "parties": len(fitted), "classes": classes, "target": target, **raw_columns(data),
-    }  # fmt: skip
+        "seed": seed,
+        "parties": len(fitted),
+        "classes": classes,
+        "target": target,
+        **raw_columns(data),
+    }
     return [
         ClientContext(
             id=i,
@@ -379,12 +427,16 @@ def _federation(
         for i, rows in enumerate(fitted)
     ]
     if build is not None and "architecture groups" in method.needs:
-        server_context, contexts = assign_groups(server_context, contexts, [build] * count, [model] * count)
+        server_context, contexts = assign_groups(
+            server_context, contexts, [build] * count, [model] * count
+        )
     parties = [method.client(cfg, context) for context in contexts]
     server = method.server(cfg, server_context) if method.server else None
     shapes = {}
     if build is not None and "one network" in method.needs:
-        shapes = {k: p.detach().to("meta") for k, p in build().named_parameters() if p.requires_grad}
+        shapes = {
+            k: p.detach().to("meta") for k, p in build().named_parameters() if p.requires_grad
+        }
     name = "coordinator" if server is None else server.ROLE or type(server).__name__.lower()
     fed = Federation(start(parties, seed=seed), seed=seed, coordinator=name, param_shapes=shapes)
     return parties, server, fed
@@ -404,16 +456,24 @@ def _probabilities(
                 yield torch.softmax(outputs, -1).double().cpu().numpy()
 
 
-def _black_box(name: str, data: Dataset, fitted: np.ndarray, sets: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    """The predictions of a black box that is fitted to these rows, for each set of rows. Columns that it cannot use,
-    as they are constant in the fitted rows, stay out of it, which saves time."""
+def _black_box(
+    name: str, data: Dataset, fitted: np.ndarray, sets: Sequence[np.ndarray], seed: int
+) -> list[np.ndarray]:
+    """The predictions of a black box that is fitted to these rows, for each set of rows. Columns
+    that it cannot use, as they are constant in the fitted rows, stay out of it, which saves time.
+    """
     classes, flat = len(data.classes), data.x.reshape(len(data.x), -1)
     rows, y = flat[fitted], data.y[fitted]
-    if classes and len(seen := np.unique(y)) == 1:  # nothing to learn, and some models refuse one class
+    # nothing to learn, and some models refuse one class
+    if classes and len(seen := np.unique(y)) == 1:
         return [np.tile(np.eye(classes)[seen[0]], (len(one), 1)) for one in sets]
 
     def made(shape: tuple[int, ...]) -> Any:
-        return quick(name)(seed, not classes) if name in QUICK else make(name, shape, classes, seed, not classes)
+        return (
+            quick(name)(seed, not classes)
+            if name in QUICK
+            else make(name, shape, classes, seed, not classes)
+        )
 
     model, used = made(data.input_shape), np.ones(flat.shape[1], bool)
     if data.kind == "table":
@@ -422,7 +482,10 @@ def _black_box(name: str, data: Dataset, fitted: np.ndarray, sets: Sequence[np.n
     if not used.any():
         shares = np.bincount(y, minlength=classes) / len(y) if classes else y.mean()[None]
         return [np.tile(shares, (len(one), 1)) for one in sets]
-    model, found = with_few_bins(model, len(rows)), [np.zeros((len(one), max(classes, 1))) for one in sets]
+    model, found = (
+        with_few_bins(model, len(rows)),
+        [np.zeros((len(one), max(classes, 1))) for one in sets],
+    )
     with libraries_on_one_thread():  # `make` may have loaded one
         model.fit(rows[:, used], y)
         for into, one in zip(found, sets, strict=True):

@@ -1,12 +1,14 @@
-"""A trial for partners with other columns of the same people: is the label told better by all columns, or by one's own?
+"""A trial for partners with other columns of the same people: is the label told better by all
+columns, or by one's own?
 
     clinic.csv, with the label    alone: models of its columns       joint: models of the columns of all files
     lab.csv                       joined by id; a person that it lacks has missing values there
 
-Every row of the first file is predicted by models that did not see it, as in `run`: 3 repeats of 4 folds, and in each
-fold the candidates, for alone and joint, that are best on other rows. The gain is told for all people, for those
-that a partner has, and with several partners for each one beside the others. Rows count as in `evidence`.
-"""
+Every row of the first file is predicted by models that did not see it, as in `run`: 3 repeats of 4
+folds, and in each fold the candidates, for alone and joint, that are best on other rows. The gain
+is told for all people, for those that a partner has, and with several partners for each one beside
+the others. Rows count as in `evidence`.
+"""  # noqa: E501
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +34,14 @@ from fedloom.experiment.trial.decide import decide
 from fedloom.experiment.trial.evidence import evidence
 from fedloom.experiment.trial.folds import FOLDS, by_class, by_unit
 from fedloom.experiment.trial.owners import FARTHEST, FEWEST_ROWS
-from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult, calibrations, card_of, metric_for
+from fedloom.experiment.trial.result import (
+    OwnerCard,
+    TrialConfig,
+    TrialResult,
+    calibrations,
+    card_of,
+    metric_for,
+)
 from fedloom.models.black_boxes import BLACK_BOXES, check_task
 
 BOXES = ("logistic", "ridge", "forest", "boosting")
@@ -60,38 +69,68 @@ def trial_columns(
         progress: as for `run_trial`.
 
     Raises:
-        DataError: a file has no id, or an id twice; the label is in another file; too few people are in common.
+        DataError: a file has no id, or an id twice; the label is in another file; too few people
+            are in common.
     """
     started = perf_counter()
     if config.methods:
         raise ConfigError(
-            f"a trial of columns compares what all columns tell: leave out method, here {config.methods[0]!r}, and "
-            "compare methods with its recipe"
+            "a trial of columns compares what all columns tell: leave out method, here "
+            f"{config.methods[0]!r}, and compare methods with its recipe"
         )
     if config.seconds is not None:
-        raise ConfigError("a trial of columns has no limit of time: leave out budget, and set repeats for fewer")
+        raise ConfigError(
+            "a trial of columns has no limit of time: leave out budget, and set repeats for fewer"
+        )
     own, partners, units, misses = read_parties(files, options, unit)
-    sets = {ALONE: own, JOINT: {**own, **{name: c for columns in partners.values() for name, c in columns.items()}}}
+    sets = {
+        ALONE: own,
+        JOINT: {**own, **{name: c for columns in partners.values() for name, c in columns.items()}},
+    }
     if len(partners) > 1:
         for name in partners:
-            rest = {k: c for other, columns in partners.items() if other != name for k, c in columns.items()}
+            rest = {
+                k: c
+                for other, columns in partners.items()
+                if other != name
+                for k, c in columns.items()
+            }
             sets[name] = {**own, **rest}
     read = replace(options, id=None, group=None)
-    data = {name: encoded(*interpret(columns, read, files[0].stem)) for name, columns in sets.items()}
+    data = {
+        name: encoded(*interpret(columns, read, files[0].stem)) for name, columns in sets.items()
+    }
     y, classes = data[ALONE].y, len(data[ALONE].classes)
     if min(len(y), *(len(each.y) for each in data.values())) < FEWEST_ROWS:
-        raise DataError(f"A trial needs at least {FEWEST_ROWS} people with a label, but {files[0]} has {len(y)}.")
+        raise DataError(
+            f"A trial needs at least {FEWEST_ROWS} people with a label, but {files[0]} has "
+            f"{len(y)}."
+        )
     labeled = np.array([bool(text) for text in own[str(options.label)].text])
     if labeled.sum() != len(y):
-        raise DataError(f"{files[0]} has rows that are left out beside those without {options.label!r}: remove them.")
+        raise DataError(
+            f"{files[0]} has rows that are left out beside those without {options.label!r}: "
+            "remove them."
+        )
     has = {name: _present(columns)[labeled] for name, columns in partners.items()}
     metric, task, repeats = metric_for(config, classes), data[ALONE].task, config.repeats or REPEATS
     for name in config.alone or ():
         check_task(name, task)
-    boxes = [name for name in BOXES if task in BLACK_BOXES[name].tasks] if config.alone is None else config.alone
+    boxes = (
+        [name for name in BOXES if task in BLACK_BOXES[name].tasks]
+        if config.alone is None
+        else config.alone
+    )
     if not boxes:
-        raise DataError("A trial of columns compares black boxes: name some as alone, or leave it out.")
-    folds = np.stack([_folds(y, None if units is None else units[labeled], config.seed, c) for c in range(repeats)])
+        raise DataError(
+            "A trial of columns compares black boxes: name some as alone, or leave it out."
+        )
+    folds = np.stack(
+        [
+            _folds(y, None if units is None else units[labeled], config.seed, c)
+            for c in range(repeats)
+        ]
+    )
     priors = _priors(y, folds, classes)
     total, done = len(data) * (len(boxes) + repeats - 1), 0
     labels, chosen = {}, {}
@@ -114,11 +153,18 @@ def trial_columns(
     groups = None if units is None else units[labeled]
     cards = {
         title: _card(
-            metric, y[rows], chosen[against][:, rows], chosen[JOINT][:, rows], folds[:, rows], priors[:, rows],
-            None if groups is None else groups[rows], labels[JOINT], config.worth,
+            metric,
+            y[rows],
+            chosen[against][:, rows],
+            chosen[JOINT][:, rows],
+            folds[:, rows],
+            priors[:, rows],
+            None if groups is None else groups[rows],
+            labels[JOINT],
+            config.worth,
         )
         for title, (against, rows) in shown.items()
-    }  # fmt: skip
+    }
     first = cards["all people"]
     return TrialResult(
         owners=cards,
@@ -146,29 +192,41 @@ def trial_columns(
 def read_parties(
     files: Sequence[Path], options: DataOptions, unit: str | None
 ) -> tuple[dict[str, RawColumn], dict[str, dict[str, RawColumn]], np.ndarray | None, list[str]]:
-    """The columns of the first file with the label; those of each partner, as "lab.glucose", in the order of the first
-    file's people, empty for people that the partner lacks; the unit (n,) of each row; and notes on ids.
+    """The columns of the first file with the label; those of each partner, as "lab.glucose", in the
+    order of the first file's people, empty for people that the partner lacks; the unit (n,) of each
+    row; and notes on ids.
 
     Raises:
         DataError: see `trial_columns`.
     """
     if options.id is None or options.label is None:
-        lacking = {"id, the column that all files have": options.id, "label, the column to predict": options.label}
+        lacking = {
+            "id, the column that all files have": options.id,
+            "label, the column to predict": options.label,
+        }
         raise DataError(
             "Several files are partners with other columns of the same people: name "
             f"{', and '.join(what for what, value in lacking.items() if value is None)}."
         )
     if options.group is not None:
         raise DataError(
-            "Owners with other rows and other columns at once cannot be tried yet: try rows with one file and group, "
-            "columns with several files and no group."
+            "Owners with other rows and other columns at once cannot be tried yet: try rows with "
+            "one file and group, columns with several files and no group."
         )
     if len({file.stem for file in files}) < len(files):
-        raise DataError(f"Files must have different names, not {', '.join(file.name for file in files)}.")
+        raise DataError(
+            f"Files must have different names, not {', '.join(file.name for file in files)}."
+        )
     refuse_unknown_files(options.decimals, files)
-    tables = [read_table(file, needed=[options.id], grammar=options.of_file(file.name).grammar) for file in files]
+    tables = [
+        read_table(file, needed=[options.id], grammar=options.of_file(file.name).grammar)
+        for file in files
+    ]
     if options.label not in tables[0]:
-        holder = next((file for file, table in zip(files, tables, strict=True) if options.label in table), None)
+        holder = next(
+            (file for file, table in zip(files, tables, strict=True) if options.label in table),
+            None,
+        )
         raise DataError(
             f"The first file must have the label, but {files[0]} has no column {options.label!r}."
             + (f" Name {holder} first." if holder else did_you_mean(options.label, tables[0]))
@@ -178,8 +236,8 @@ def read_parties(
         if len(set(names)) < len(names):
             again = next(name for name in names if names.count(name) > 1)
             raise DataError(
-                f"{options.id} must name each row of {file} once, but {again!r} is there several times: keep one row "
-                "of each, such as the last, or one of their means."
+                f"{options.id} must name each row of {file} once, but {again!r} is there several "
+                "times: keep one row of each, such as the last, or one of their means."
             )
     own, units = tables[0], None
     if unit is not None:
@@ -189,16 +247,27 @@ def read_parties(
     partners = {}
     for file, table, names in zip(files[1:], tables[1:], ids[1:], strict=True):
         if options.label in table:
-            raise DataError(f"Only the first file may have the label {options.label!r}, but {file} has it: remove it.")
+            raise DataError(
+                f"Only the first file may have the label {options.label!r}, but {file} has it: "
+                "remove it."
+            )
         place = {name: number for number, name in enumerate(names)}
         rows = [place.get(name) for name in ids[0]]
         if sum(row is not None for row in rows) < FEWEST_ROWS:
             raise DataError(
-                f"{file} has fewer than {FEWEST_ROWS} of the people of {files[0]} by {options.id}, such as "
-                f"{names[0]!r} and {ids[0][0]!r}: write ids alike in all files."
+                f"{file} has fewer than {FEWEST_ROWS} of the people of {files[0]} by "
+                f"{options.id}, such as {names[0]!r} and {ids[0][0]!r}: write ids alike in all "
+                "files."
             )
-        partners[file.stem] = {f"{file.stem}.{name}": _taken(column, rows) for name, column in table.items()}
-    return own, partners, units, [f"{sentence}." for sentence in near_misses(ids, [file.stem for file in files])]
+        partners[file.stem] = {
+            f"{file.stem}.{name}": _taken(column, rows) for name, column in table.items()
+        }
+    return (
+        own,
+        partners,
+        units,
+        [f"{sentence}." for sentence in near_misses(ids, [file.stem for file in files])],
+    )
 
 
 def _taken(column: RawColumn, rows: Sequence[int | None]) -> RawColumn:
@@ -214,11 +283,13 @@ def _present(columns: Columns) -> np.ndarray:
 
 
 def _notes(name: str, people: int, has: Mapping[str, np.ndarray]) -> list[str]:
-    common = "; ".join(f"{partner} has {int(present.sum()):,} of them" for partner, present in has.items())
+    common = "; ".join(
+        f"{partner} has {int(present.sum()):,} of them" for partner, present in has.items()
+    )
     return [
         f"{name} has {people:,} people with a label; {common}.",
-        "Joint is what all columns in one place tell, which federating could reach; no method of columns is measured "
-        "here.",
+        "Joint is what all columns in one place tell, which federating could reach; no method of "
+        "columns is measured here.",
     ]
 
 
@@ -238,14 +309,22 @@ def _priors(y: np.ndarray, folds: np.ndarray, classes: int) -> np.ndarray:
 
 
 class _Side:
-    """The models of one set of columns, in repeats of folds: all in the first, and later those that it chooses.
+    """The models of one set of columns, in repeats of folds: all in the first, and later those that
+    it chooses.
 
     Attributes:
-        chosen: for each repeat, (n, K) probabilities or (n,) numbers by models that did not see the row.
+        chosen: for each repeat, (n, K) probabilities or (n,) numbers by models that did not see the
+            row.
     """
 
     def __init__(
-        self, metric: str, boxes: Sequence[str], data: Dataset, folds: np.ndarray, priors: np.ndarray, seed: int
+        self,
+        metric: str,
+        boxes: Sequence[str],
+        data: Dataset,
+        folds: np.ndarray,
+        priors: np.ndarray,
+        seed: int,
     ) -> None:
         self.metric, self.boxes, self.data, self.folds, self.priors, self.seed = (
             metric,
@@ -262,7 +341,11 @@ class _Side:
         """Predict all rows once more."""
         if c == 0:
             found = np.stack([self._fitted(box, 0, range(FOLDS)) for box in self.boxes])
-            self.first = np.concatenate([found, found.mean(0, keepdims=True)]) if len(self.boxes) > 1 else found
+            self.first = (
+                np.concatenate([found, found.mean(0, keepdims=True)])
+                if len(self.boxes) > 1
+                else found
+            )
         scores = [self._scores(self.folds[c] != k) for k in range(FOLDS)]
         choice = best(np.stack(scores, axis=1), np.ones(1))
         if c == 0:
@@ -270,7 +353,11 @@ class _Side:
             return
         mean, found = len(self.boxes), np.zeros_like(self.first[0])
         for m, box in enumerate(self.boxes):
-            parts = {k: 1.0 if choice[k] == m else 1 / mean for k in range(FOLDS) if choice[k] in (m, mean)}
+            parts = {
+                k: 1.0 if choice[k] == m else 1 / mean
+                for k in range(FOLDS)
+                if choice[k] in (m, mean)
+            }
             fitted = self._fitted(box, c, [*parts])
             for k, part in parts.items():
                 found[self.folds[c] == k] += part * fitted[self.folds[c] == k]
@@ -282,7 +369,9 @@ class _Side:
         return [*self.boxes, _mean_of(self.boxes)][m]
 
     def _fitted(self, box: str, c: int, ks: Sequence[int]) -> np.ndarray:
-        """The predictions (n, ...) of a black box that is trained on the other folds, for these folds."""
+        """The predictions (n, ...) of a black box that is trained on the other folds, for these
+        folds.
+        """
         data = replace(self.data, groups=np.zeros(len(self.data.y), np.int64), owners=("",))
         found = np.zeros((len(data.y), max(len(data.classes), 1)))
         for k in ks:
@@ -290,7 +379,10 @@ class _Side:
             rows = data if data.ready else data.standardized_by_owner(train)
             rows = replace(rows, x=np.clip(rows.x, -FARTHEST, FARTHEST))
             seed = self.seed * 10_007 + 101 * c + k
-            (out,) = advance([CandidateTraining(Candidate(box), rows, [train], [[test]], (1,), seed)], together=False)
+            (out,) = advance(
+                [CandidateTraining(Candidate(box), rows, [train], [[test]], (1,), seed)],
+                together=False,
+            )
             ((found[test],),) = out.probabilities.values()
         return told(found)
 
@@ -300,7 +392,9 @@ class _Side:
         for k in range(FOLDS):
             rows = np.flatnonzero((self.folds[0] == k) & kept)
             if len(rows):
-                of_rows = scores_of(self.metric, self.data.y[rows], self.first[:, rows], self.priors[0, rows])
+                of_rows = scores_of(
+                    self.metric, self.data.y[rows], self.first[:, rows], self.priors[0, rows]
+                )
                 found[:, k, 0] = of_rows
         return found
 
@@ -323,7 +417,14 @@ def _card(
     one = evidence(metric, y, alone, joint, folds, unit=units, priors=priors)
     (verdict,) = decide([one], worth)
     return card_of(
-        one, verdict, metric,
-        method=f"{method} on all columns", pooled=None if math.isnan(one.federated) else one.federated,
-        own_weight=None, partners=None, sent=0, received=0, calibration=calibrations(y, alone, joint),
-    )  # fmt: skip
+        one,
+        verdict,
+        metric,
+        method=f"{method} on all columns",
+        pooled=None if math.isnan(one.federated) else one.federated,
+        own_weight=None,
+        partners=None,
+        sent=0,
+        received=0,
+        calibration=calibrations(y, alone, joint),
+    )

@@ -1,8 +1,9 @@
 """Scores as means of rows' contributions, so that one variance serves every score.
 
-A score S of n rows is written S - truth ≈ Σ_j u_j, where u_j is the contribution of row j, its influence function
-divided by n. The contributions of a score sum to 0, and those of a difference are the differences. For the AUC they are
-the placements of E. R. DeLong, D. M. DeLong and D. L. Clarke-Pearson (Biometrics 44, 1988).
+A score S of n rows is written S - truth ≈ Σ_j u_j, where u_j is the contribution of row j, its
+influence function divided by n. The contributions of a score sum to 0, and those of a difference
+are the differences. For the AUC they are the placements of E. R. DeLong, D. M. DeLong and D. L.
+Clarke-Pearson (Biometrics 44, 1988).
 
 Higher is better for every score here: losses and errors are negated.
 """
@@ -21,7 +22,11 @@ TINY: Final = 1e-12
 
 
 def contributions(
-    metric: str, y: np.ndarray, predicted: np.ndarray, folds: np.ndarray, priors: np.ndarray | None = None
+    metric: str,
+    y: np.ndarray,
+    predicted: np.ndarray,
+    folds: np.ndarray,
+    priors: np.ndarray | None = None,
 ) -> tuple[float, np.ndarray]:
     """The score and the contribution (n,) of each row.
 
@@ -29,13 +34,15 @@ def contributions(
         metric: one of `CLASS_SCORES` or `NUMBER_SCORES`.
         y: (n,) classes as integers, or numbers.
         predicted: (n, K) probabilities, or (n,) numbers, of models that did not see the row.
-        folds: (n,) the fold of each row. Probabilities of different models are not compared, so the AUC is taken within
-            folds.
-        priors: (n, K) shares of the classes in each row's training rows; balanced accuracy predicts the class whose
+        folds: (n,) the fold of each row. Probabilities of different models are not compared, so the
+            AUC is taken within folds.
+        priors: (n, K) shares of the classes in each row's training rows; balanced accuracy predicts
+            the class whose
             probability exceeds its share most. None: the most probable class.
 
     Returns:
-        A score of nan, and zeros, where the score is not defined, as for the AUC of rows of one class.
+        A score of nan, and zeros, where the score is not defined, as for the AUC of rows of one
+        class.
     """
     if metric == "auc":
         return _area(y, predicted, folds)
@@ -59,8 +66,12 @@ def contributions(
     return 1 - share, (squared.mean() - squared + share * (spread - whole)) / (whole * len(y))
 
 
-def scores_of(metric: str, y: np.ndarray, predicted: np.ndarray, priors: np.ndarray | None = None) -> np.ndarray:
-    """The scores (M,) of M models on rows of one fold, as `contributions` has them; predicted (M, n, ...)."""
+def scores_of(
+    metric: str, y: np.ndarray, predicted: np.ndarray, priors: np.ndarray | None = None
+) -> np.ndarray:
+    """The scores (M,) of M models on rows of one fold, as `contributions` has them; predicted (M,
+    n, ...).
+    """
     if metric != "auc":
         one_fold = np.zeros(len(y))
         return np.array([contributions(metric, y, one, one_fold, priors)[0] for one in predicted])
@@ -103,18 +114,25 @@ def _balanced(y: np.ndarray, right: np.ndarray) -> tuple[float, np.ndarray]:
 def _area(y: np.ndarray, predicted: np.ndarray, folds: np.ndarray) -> tuple[float, np.ndarray]:
     """The mean over classes of the area of class against rest; of two classes both are equal."""
     classes = (1,) if predicted.shape[1] == 2 else range(predicted.shape[1])
-    areas = [_one_area(y == k, predicted[:, k], folds) for k in classes if 0 < (y == k).sum() < len(y)]
+    areas = [
+        _one_area(y == k, predicted[:, k], folds) for k in classes if 0 < (y == k).sum() < len(y)
+    ]
     areas = [(area, parts) for area, parts in areas if np.isfinite(area)]
     if not areas:
         return np.nan, np.zeros(len(y))
-    return float(np.mean([area for area, _ in areas])), np.mean([parts for _, parts in areas], axis=0)
+    return float(np.mean([area for area, _ in areas])), np.mean(
+        [parts for _, parts in areas], axis=0
+    )
 
 
-def _one_area(positive: np.ndarray, values: np.ndarray, folds: np.ndarray) -> tuple[float, np.ndarray]:
+def _one_area(
+    positive: np.ndarray, values: np.ndarray, folds: np.ndarray
+) -> tuple[float, np.ndarray]:
     """The area over pairs within a fold, and contributions from placements within folds.
 
-    A row of class c whose fold holds m rows of the other class is in m pairs; its placement V is the share of them that
-    it wins. The area is the mean of V over the rows of either class, weighted by m.
+    A row of class c whose fold holds m rows of the other class is in m pairs; its placement V is
+    the share of them that it wins. The area is the mean of V over the rows of either class,
+    weighted by m.
     """
     placed, pairs = _placements(positive, values, folds)
     total = pairs[positive].sum()
@@ -124,9 +142,12 @@ def _one_area(positive: np.ndarray, values: np.ndarray, folds: np.ndarray) -> tu
     return area, pairs * (placed - area) / total
 
 
-def _placements(positive: np.ndarray, values: np.ndarray, folds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The share (n,) of the rows of the other class in its fold that each row wins, ties as half, and their number
-    (n,), from counts along all rows in the order of folds and values."""
+def _placements(
+    positive: np.ndarray, values: np.ndarray, folds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The share (n,) of the rows of the other class in its fold that each row wins, ties as half,
+    and their number (n,), from counts along all rows in the order of folds and values.
+    """
     n, order = len(values), np.lexsort((values, folds))
     value, fold, own = values[order], folds[order], positive[order].astype(np.int64)
     before = np.zeros((2, n + 1), np.int64)  # rows of class 1, then of class 0, before each place
@@ -144,8 +165,9 @@ def _placements(positive: np.ndarray, values: np.ndarray, folds: np.ndarray) -> 
 
 
 def _runs(new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first place (n,) of the run that each place is in, and the place (n,) behind its last, if runs begin where
-    `new` (n,)."""
+    """The first place (n,) of the run that each place is in, and the place (n,) behind its last, if
+    runs begin where `new` (n,).
+    """
     first = np.flatnonzero(new)
     run = np.cumsum(new) - 1
     return first[run], np.append(first[1:], len(new))[run]

@@ -13,15 +13,18 @@ FOLDS = 4
 WINDOWS = 10
 """Windows over the later half of all times, at most."""
 BLOCKS = 100
-"""Blocks of time over the later half, by which the correlation of owners' errors is estimated. Fewer blocks estimate it
-worse; more miss that days in a row are alike."""
+"""Blocks of time over the later half, by which the correlation of owners' errors is estimated.
+Fewer blocks estimate it worse; more miss that days in a row are alike.
+"""
 WINDOW_ROWS = 10
 """Rows of an owner of median size in a window of time, at least."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Row numbers of each owner, for training and to predict; and the seed of weights and batches."""
+    """Row numbers of each owner, for training and to predict; and the seed of weights
+    and batches.
+    """
 
     seed: int
     train: list[np.ndarray]
@@ -29,10 +32,11 @@ class Fold:
 
 
 def draw_folds(owners: Owners, seed: int, repeat: int) -> np.ndarray:
-    """The fold (n,) of each row in this repeat: a unit, or a share of each class of each owner, is in one fold.
+    """The fold (n,) of each row in this repeat: a unit, or a share of each class of each owner, is
+    in one fold.
 
-    In time, the number of the window, the same points in time for all owners; -1 for rows of the earlier half, which
-    are for training alone.
+    In time, the number of the window, the same points in time for all owners; -1 for rows of the
+    earlier half, which are for training alone.
     """
     if owners.order is not None:
         return _windows(owners)
@@ -42,7 +46,8 @@ def draw_folds(owners: Owners, seed: int, repeat: int) -> np.ndarray:
         if owners.unit is None:
             folds[rows] = by_class(owners.data.y[rows], rng)
             continue
-        new = np.unique(owners.unit[rows[folds[rows] < 0]])  # an earlier owner may have rows of the same unit
+        # an earlier owner may have rows of the same unit
+        new = np.unique(owners.unit[rows[folds[rows] < 0]])
         for unit, fold in zip(new, rng.permutation(len(new)) % FOLDS, strict=True):
             folds[owners.unit == unit] = fold
     return folds
@@ -51,7 +56,9 @@ def draw_folds(owners: Owners, seed: int, repeat: int) -> np.ndarray:
 def by_class(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """(n,) folds, each with its share of each class."""
     order, folds = rng.permutation(len(y)), np.zeros(len(y), np.int64)
-    folds[order[np.argsort(y[order], kind="stable")]] = (np.arange(len(y)) + rng.integers(FOLDS)) % FOLDS
+    folds[order[np.argsort(y[order], kind="stable")]] = (
+        np.arange(len(y)) + rng.integers(FOLDS)
+    ) % FOLDS
     return folds
 
 
@@ -78,7 +85,9 @@ def blocks(order: np.ndarray) -> np.ndarray:
 
 
 def windows(rows: float, times: int) -> int:
-    """The number of windows of time for an owner of median size with so many rows, at so many times."""
+    """The number of windows of time for an owner of median size with so many rows, at so many
+    times.
+    """
     return int(np.clip(rows / 2 / WINDOW_ROWS, 2, min(WINDOWS, max(2, times // 2))))
 
 
@@ -96,5 +105,8 @@ def split(owners: Owners, folds: np.ndarray, k: int, seed: int) -> Fold:
         fold.test.append(rows[folds[rows] == k])
         if not len(fold.train[-1]):
             unit = "unit" if owners.unit is not None else "time"
-            raise DataError(f"Owner {name!r} has rows of a single {unit}: it cannot be tried. Drop it, or add rows.")
+            raise DataError(
+                f"Owner {name!r} has rows of a single {unit}: it cannot be tried. Drop it, or "
+                "add rows."
+            )
     return fold

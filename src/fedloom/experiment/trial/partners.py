@@ -1,4 +1,5 @@
-"""Partners of each owner, from models that were trained already: who helps, what if one leaves, whom to join with.
+"""Partners of each owner, from models that were trained already: who helps, what if one leaves,
+whom to join with.
 
 For each owner i and partner j, by the models that each owner trains alone:
 
@@ -6,9 +7,11 @@ For each owner i and partner j, by the models that each owner trains alone:
     help     how much the loss of i's rows rises if j's model leaves the mean of all owners' models
     advice   i and those that help, if the mean of their models is shown to be better for i than that of all owners
 
-Who helps is chosen on the other folds when the advice is scored. With every owner's model trained once, this costs no
-training: models are scored on the rows of others, which they have not seen; i's own models on the folds they have not.
-"""
+Who helps is chosen on the other folds when the advice is scored. With every owner's model trained
+once, this costs no
+training: models are scored on the rows of others, which they have not seen; i's own models on the
+    folds they have not.
+"""  # noqa: E501
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,11 +28,14 @@ class Partners:
     """The partners of one owner.
 
     Attributes:
-        scores: of each owner's model on this owner's rows; losses are negated; None if it is not defined.
-        help: how much the loss of this owner's rows rises without each owner's model; () with two owners.
-        advised: the names of the owners to join with, this one included, if they are shown to be better than all; else
-            ().
-        gain: how much the mean of the advised owners' models is above that of all, by the score; None if none is.
+        scores: of each owner's model on this owner's rows; losses are negated; None if it is not
+            defined.
+        help: how much the loss of this owner's rows rises without each owner's model; () with two
+            owners.
+        advised: the names of the owners to join with, this one included, if they are shown to be
+            better than all; else ().
+        gain: how much the mean of the advised owners' models is above that of all, by the score;
+            None if none is.
     """
 
     scores: Sequence[float | None]
@@ -48,7 +54,9 @@ def losses(y: np.ndarray, predicted: np.ndarray) -> np.ndarray:
 
 
 def help_of(y: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """How much the loss of the mean prediction rises without each of N owners' predictions (N, n, ...)."""
+    """How much the loss of the mean prediction rises without each of N owners' predictions (N, n,
+    ...).
+    """
     total, count = predicted.sum(0), len(predicted)
     base = losses(y, total / count).mean()
     return np.array([losses(y, (total - one) / (count - 1)).mean() - base for one in predicted])
@@ -82,9 +90,16 @@ def partners_of(
     whole, chosen = help_of(y, predicted), predicted.mean(0)
     for k in np.unique(folds):
         test = folds == k
-        chosen[test] = predicted[_coalition(me, help_of(y[~test], predicted[:, ~test]))][:, test].mean(0)
+        chosen[test] = predicted[_coalition(me, help_of(y[~test], predicted[:, ~test]))][
+            :, test
+        ].mean(0)
     shown = evidence(
-        metric, y, predicted.mean(0)[None], chosen[None], folds[None], priors=None if priors is None else priors[None]
+        metric,
+        y,
+        predicted.mean(0)[None],
+        chosen[None],
+        folds[None],
+        priors=None if priors is None else priors[None],
     )
     (verdict,) = decide([shown], worth)
     better = verdict.decision == "join" and verdict.gain > worth

@@ -13,7 +13,9 @@ from fedloom.experiment.trial.candidates import JOINT, OWN, Candidate
 
 @dataclass(frozen=True, order=True)
 class Recipe:
-    """One way to train and to predict: the number of a candidate, of rounds, and an evaluation mode."""
+    """One way to train and to predict: the number of a candidate, of rounds, and an evaluation
+    mode.
+    """
 
     candidate: int
     rounds: int
@@ -25,7 +27,9 @@ MIX = Recipe(-1, 0, "")
 HALF = "half by own models"
 """What the equal mix of the model of all with own ones is called."""
 PERSONAL = "own weight for each owner"
-"""The mode of a mix of the model of all with one of the owner's own rows, by weights of each owner: see `personal`."""
+"""The mode of a mix of the model of all with one of the owner's own rows, by weights of each owner:
+see `personal`.
+"""
 
 
 @dataclass(eq=False)
@@ -52,8 +56,8 @@ class Predictions:
     Attributes:
         candidates: in the order in which they are tried.
         guess: of a model that diverged: 1 / K, or the mean number.
-        first: for each recipe, (n, K) of all rows in the first repeat, by models that did not see the row; or numbers
-            (n, 1).
+        first: for each recipe, (n, K) of all rows in the first repeat, by models that did not see
+            the row; or numbers (n, 1).
         choices: for each repeat, the recipe of each fold that the first repeat's other rows chose.
         chosen: for each repeat, (n, K) by the recipes of `choices`.
         ledgers: the messages of one training, by recipe.
@@ -70,7 +74,14 @@ class Predictions:
     dropped: set[int] = field(default_factory=set)
     weights: dict[Recipe, np.ndarray] = field(default_factory=dict)
 
-    def set(self, into: dict[Recipe, np.ndarray], recipe: Recipe, rows: np.ndarray, found: np.ndarray, n: int) -> None:
+    def set(
+        self,
+        into: dict[Recipe, np.ndarray],
+        recipe: Recipe,
+        rows: np.ndarray,
+        found: np.ndarray,
+        n: int,
+    ) -> None:
         """Set the predictions of these of n rows; a guess where training diverged."""
         whole = into.setdefault(recipe, np.full((n, found.shape[1]), self.guess))
         whole[rows] = np.where(np.isfinite(found).all(1, keepdims=True), found, self.guess)
@@ -99,10 +110,16 @@ class Predictions:
         """The numbers of the candidates that a recipe needs."""
         return self.boxes() if recipe == MIX else [recipe.candidate]
 
-    def composed(self, recipe: Recipe, each: Mapping[Recipe, np.ndarray], own: np.ndarray) -> np.ndarray:
-        """The predictions (n, K) of a recipe from those of what was trained; `own` (n,) are weights of own models."""
+    def composed(
+        self, recipe: Recipe, each: Mapping[Recipe, np.ndarray], own: np.ndarray
+    ) -> np.ndarray:
+        """The predictions (n, K) of a recipe from those of what was trained; `own` (n,) are weights
+        of own models.
+        """
         if recipe == MIX:
-            found: np.ndarray = np.mean([each[Recipe(number, 0, "")] for number in self.boxes()], axis=0)
+            found: np.ndarray = np.mean(
+                [each[Recipe(number, 0, "")] for number in self.boxes()], axis=0
+            )
             return found
         if recipe in each:
             return each[recipe]
@@ -122,4 +139,6 @@ class Predictions:
 
     def counts(self) -> dict[str, int]:
         """How often each recipe was chosen, in folds of all repeats."""
-        return dict(Counter(self.label(recipe) for of_repeat in self.choices for recipe in of_repeat))
+        return dict(
+            Counter(self.label(recipe) for of_repeat in self.choices for recipe in of_repeat)
+        )

@@ -1,4 +1,6 @@
-"""Runs a trial: every row is predicted by models that did not see it, and owners decide by their own rows."""
+"""Runs a trial: every row is predicted by models that did not see it, and owners decide by their
+own rows.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +41,13 @@ from fedloom.experiment.trial.folds import Fold, blocks, draw_folds, split
 from fedloom.experiment.trial.owners import MOST_NAMED, Owners, standardized
 from fedloom.experiment.trial.partners import Partners, partners_of
 from fedloom.experiment.trial.predictions import MIX, PERSONAL, Boxes, Predictions, Recipe
-from fedloom.experiment.trial.result import TrialConfig, TrialResult, calibrations, card_of, metric_for
+from fedloom.experiment.trial.result import (
+    TrialConfig,
+    TrialResult,
+    calibrations,
+    card_of,
+    metric_for,
+)
 from fedloom.experiment.trial.words import some
 from fedloom.models.black_boxes import BLACK_BOXES, check_task
 
@@ -59,50 +67,72 @@ PARTNERS = 20
 
 
 def run_trial(
-    owners: Owners, config: TrialConfig | None = None, *, progress: Callable[[int, int, float], None] | None = None
+    owners: Owners,
+    config: TrialConfig | None = None,
+    *,
+    progress: Callable[[int, int, float], None] | None = None,
 ) -> TrialResult:
     """Run a trial.
 
     Args:
         owners: their labeled rows.
         config: the settings; None for the defaults.
-        progress: called after each candidate in each repeat with the number of those that ended, of all, at most, and
-            the seconds so far.
+        progress: called after each candidate in each repeat with the number of those that ended, of
+            all, at most, and the seconds so far.
 
     Raises:
         ConfigError: an unknown or infeasible method.
         DataError: rows are too few to split.
     """
     with on_one_thread():
-        return TrialRun(owners, config or TrialConfig(), progress or (lambda done, total, seconds: None)).run()
+        return TrialRun(
+            owners, config or TrialConfig(), progress or (lambda done, total, seconds: None)
+        ).run()
 
 
 class TrialRun:
     """A trial in progress."""
 
-    def __init__(self, owners: Owners, config: TrialConfig, progress: Callable[[int, int, float], None]) -> None:
+    def __init__(
+        self, owners: Owners, config: TrialConfig, progress: Callable[[int, int, float], None]
+    ) -> None:
         self.owners, self.config, self.progress = owners, config, progress
         self.started, self.notes = perf_counter(), list(owners.notes)
-        data, K, each = owners.data, len(owners.data.classes), [owners.rows(i) for i in range(len(owners.names))]
+        data = owners.data
+        K = len(owners.data.classes)
+        each = [owners.rows(i) for i in range(len(owners.names))]
         self.infeasible = infeasible(len(each), data.task)
         self.metric = metric_for(config, K)
-        self.weights = np.array([_precision(data.y[rows]) if K else float(len(rows)) for rows in each])
-        relative = self.metric in ("rmse", "mae")  # owners' errors count by the spread of their numbers
-        self.unit_of = np.array([max(float(data.y[rows].std()), 1e-12) if relative else 1.0 for rows in each])
+        self.weights = np.array(
+            [_precision(data.y[rows]) if K else float(len(rows)) for rows in each]
+        )
+        # owners' errors count by the spread of their numbers
+        relative = self.metric in ("rmse", "mae")
+        self.unit_of = np.array(
+            [max(float(data.y[rows].std()), 1e-12) if relative else 1.0 for rows in each]
+        )
         guess = 1 / K if K else float(data.y.mean())
-        networks = config.networks or (("cnn-small",) if data.kind == "image" else ("mlp", "linear"))
+        networks = config.networks or (
+            ("cnn-small",) if data.kind == "image" else ("mlp", "linear")
+        )
         typical = int(np.median(np.bincount(owners.owner)))
         tried = candidates(self._methods(), networks, config.rates, typical)
         self.federated = Predictions(tried, guess)
         same = sorted({one.model for one in tried if one.model})
-        self.raw = undo(data) if any("raw rows" in methods.named(one.method).needs for one in tried) else data
+        self.raw = (
+            undo(data)
+            if any("raw rows" in methods.named(one.method).needs for one in tried)
+            else data
+        )
         solo = candidates([ALONE], same, config.rates, typical)
         for name in config.alone or ():
             check_task(name, data.task)
         usual = [name for name in BOXES[data.kind] if data.task in BLACK_BOXES[name].tasks]
         boxes = usual if config.alone is None else config.alone
         self.alone = Predictions([*(Candidate(name) for name in boxes), *solo], guess)
-        self.lockstep = all(faster_in_lockstep(name, data.input_shape, max(K, 1)) for name in networks)
+        self.lockstep = all(
+            faster_in_lockstep(name, data.input_shape, max(K, 1)) for name in networks
+        )
         self.repeats = 1 if owners.order is not None else config.repeats or REPEATS
         self.splits: list[list[Fold]] = []  # of each repeat
         self.folds: list[np.ndarray] = []  # of each repeat, (n,)
@@ -120,7 +150,8 @@ class TrialRun:
         )
         if left:
             self.notes.append(
-                f"{', '.join(left)}: left out, as too slow with more than {MANY} owners; --method tries it."
+                f"{', '.join(left)}: left out, as too slow with more than {MANY} owners; "
+                "--method tries it."
             )
         for name in names:
             if why := obstacle(methods.named(name), count, self.owners.data.task):
@@ -136,25 +167,35 @@ class TrialRun:
             verdicts = decide(found, self.config.worth)
             if len(self.folds) == self.repeats:
                 break
-            if len(self.folds) >= FEWEST_REPEATS and not worth_repeating(found, verdicts, self.config.worth):
+            if len(self.folds) >= FEWEST_REPEATS and not worth_repeating(
+                found, verdicts, self.config.worth
+            ):
                 break
             now = perf_counter()
-            if self.config.seconds is not None and now - self.started + (now - began) > self.config.seconds:
-                self.notes.append(f"The budget allowed {len(self.folds)} of {self.repeats} repeats.")
+            if (
+                self.config.seconds is not None
+                and now - self.started + (now - began) > self.config.seconds
+            ):
+                self.notes.append(
+                    f"The budget allowed {len(self.folds)} of {self.repeats} repeats."
+                )
                 break
         return self._result(found, verdicts)
 
-    # -- training --------------------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     def _repeat(self, c: int) -> None:
-        """Train all candidates on all folds in the first repeat, and in a later one those that the first chose."""
+        """Train all candidates on all folds in the first repeat, and in a later one those that the
+        first chose.
+        """
         self._split(c)
         self.boxes.append(Boxes())
         data = [standardized(self.owners, fold.train) for fold in self.splits[c]]
         if c == 0:
             for kind in (self.alone, self.federated):
                 self._first(kind, data)
-        for kind in (self.federated, self.alone):  # those of all owners first: they predict more rows
+        # those of all owners first: they predict more rows
+        for kind in (self.federated, self.alone):
             while not self._chosen(kind, c, data):
                 pass
 
@@ -163,7 +204,9 @@ class TrialRun:
         for number in range(len(kind.candidates)):
             if kind is self.federated and number and self._late():
                 left = [one.text for one in kind.candidates[number:]]
-                self.notes.append(f"Left out for lack of time: {', '.join(left)}. A larger --budget tries them.")
+                self.notes.append(
+                    f"Left out for lack of time: {', '.join(left)}. A larger --budget tries them."
+                )
                 del kind.candidates[number:]
                 break
             try:
@@ -182,7 +225,9 @@ class TrialRun:
     def _drop(self, kind: Predictions, number: int, error: MethodError) -> None:
         kind.drop(number, error)
         reason = str(error).partition("; traceback")[0]
-        self.notes.append(f"{kind.candidates[number].text} is left out: {reason}; fedloom run shows where.")
+        self.notes.append(
+            f"{kind.candidates[number].text} is left out: {reason}; fedloom run shows where."
+        )
 
     def _progress(self) -> None:
         self.done += 1
@@ -190,11 +235,14 @@ class TrialRun:
         self.progress(self.done, count + 2 * (self.repeats - 1), perf_counter() - self.started)
 
     def _chosen(self, kind: Predictions, c: int, data: Sequence[Dataset]) -> bool:
-        """Choose the recipe of each fold of the c-th repeat, and train it unless the first repeat has; False if one
-        could not be trained, and was dropped."""
+        """Choose the recipe of each fold of the c-th repeat, and train it unless the first repeat
+        has; False if one could not be trained, and was dropped.
+        """
         choice = self._choice(kind, c)
         each: dict[Recipe, np.ndarray] = kind.first if c == 0 else {}
-        for number in sorted({number for recipe in choice for number in kind.trained(recipe)}) if c else ():
+        for number in (
+            sorted({number for recipe in choice for number in kind.trained(recipe)}) if c else ()
+        ):
             try:
                 ks = [k for k, recipe in enumerate(choice) if number in kind.trained(recipe)]
                 self._train_into(kind, each, number, ks, c, data)
@@ -203,7 +251,8 @@ class TrialRun:
                 return False
         found = np.zeros_like(next(iter(kind.first.values())))
         for recipe in set(choice):
-            rows, own = np.isin(self.folds[c], [k for k, one in enumerate(choice) if one == recipe]), np.zeros(0)
+            rows = np.isin(self.folds[c], [k for k, one in enumerate(choice) if one == recipe])
+            own = np.zeros(0)
             if recipe.mode == PERSONAL:
                 own, _ = self._own_weights(kind, replace(recipe, mode=JOINT), c)
             found[rows] = kind.composed(recipe, each, own)[rows]
@@ -225,7 +274,9 @@ class TrialRun:
         """Train a candidate on these folds of the c-th repeat, and set its predictions."""
         candidate, folds = kind.candidates[number], [self.splits[c][k] for k in ks]
         if kind is self.alone and not candidate.model:
-            into[Recipe(number, 0, "")] = self._boxed(number, ks, c, data, everywhere=c == 0).own[number]
+            into[Recipe(number, 0, "")] = self._boxed(number, ks, c, data, everywhere=c == 0).own[
+                number
+            ]
             return
         if sent := self._sent(candidate):
             means = [self._boxed(box, ks, c, data, everywhere=True).all[box] for box in sent]
@@ -242,27 +293,42 @@ class TrialRun:
                         if out.ledger is not None:
                             kind.ledgers[recipe] = out.ledger
         boxes = self._own_boxes()
-        if kind is self.federated and boxes and "own" in methods.named(candidate.method).config.model_fields:
-            own = np.mean([self._boxed(box, ks, c, data, everywhere=False).own[box] for box in boxes], axis=0)
+        if (
+            kind is self.federated
+            and boxes
+            and "own" in methods.named(candidate.method).config.model_fields
+        ):
+            own = np.mean(
+                [self._boxed(box, ks, c, data, everywhere=False).own[box] for box in boxes], axis=0
+            )
             for recipe in [one for one in into if one.candidate == number and one.mode == ""]:
-                into[replace(recipe, mode=JOINT)], into[replace(recipe, mode=OWN)] = into.pop(recipe), own
+                into[replace(recipe, mode=JOINT)], into[replace(recipe, mode=OWN)] = (
+                    into.pop(recipe),
+                    own,
+                )
 
     def _own_boxes(self) -> list[int]:
         """The numbers of the black boxes that a run can mix with a joint model."""
         return [n for n in self.alone.boxes() if self.alone.candidates[n].method in OWN_KINDS]
 
     def _sent(self, candidate: Candidate) -> list[int]:
-        """The numbers of the black boxes whose models the owners exchange; [] for another method, or if one of them is
-        not trained alone."""
+        """The numbers of the black boxes whose models the owners exchange; [] for another method,
+        or if one of them is not trained alone.
+        """
         if candidate.method != EXCHANGE:
             return []
         kinds = methods.named(EXCHANGE).configure(params=candidate.params).kinds
-        found = [n for n in self._own_boxes() if OWN_KINDS[self.alone.candidates[n].method] in kinds]
+        found = [
+            n for n in self._own_boxes() if OWN_KINDS[self.alone.candidates[n].method] in kinds
+        ]
         return found if len(found) == len(kinds) else []
 
-    def _boxed(self, number: int, ks: Sequence[int], c: int, data: Sequence[Dataset], *, everywhere: bool) -> Boxes:
-        """The black boxes of the c-th repeat, with this one of each owner trained on these folds; with `everywhere`
-        they predict the rows of all owners."""
+    def _boxed(
+        self, number: int, ks: Sequence[int], c: int, data: Sequence[Dataset], *, everywhere: bool
+    ) -> Boxes:
+        """The black boxes of the c-th repeat, with this one of each owner trained on these folds;
+        with `everywhere` they predict the rows of all owners.
+        """
         boxes, names, n = self.boxes[c], self.owners.names, len(self.owners.owner)
         done, shape = boxes.done.setdefault(number, {}), (n, max(len(self.owners.data.classes), 1))
         for of in (boxes.own, boxes.all):
@@ -281,7 +347,9 @@ class TrialRun:
             (found,) = out.probabilities.values()
             ends = np.cumsum([0, *map(len, fold.test)])
             for i, rows in enumerate(fold.test):
-                boxes.own[number][rows] = found[i][ends[i] : ends[i + 1]] if everywhere else found[i]
+                boxes.own[number][rows] = (
+                    found[i][ends[i] : ends[i + 1]] if everywhere else found[i]
+                )
                 if everywhere and number in boxes.elsewhere:
                     boxes.elsewhere[number][i, every] = found[i]
             if everywhere:
@@ -308,34 +376,47 @@ class TrialRun:
     def _late(self) -> bool:
         """Whether another candidate would leave no time for a second repeat."""
         spent = perf_counter() - self.started
-        return self.config.seconds is not None and (spent + spent / self.done) * FEWEST_REPEATS > self.config.seconds
+        return (
+            self.config.seconds is not None
+            and (spent + spent / self.done) * FEWEST_REPEATS > self.config.seconds
+        )
 
     def _train(
-        self, candidate: Candidate, data: Sequence[Dataset], folds: Sequence[Fold], *, pooled: bool = False
+        self,
+        candidate: Candidate,
+        data: Sequence[Dataset],
+        folds: Sequence[Fold],
+        *,
+        pooled: bool = False,
     ) -> list[list[Outputs]]:
         """For each fold the outputs after each number of rounds."""
         trainings = []
         for rows, fold in zip(data, folds, strict=True):
             fitted = [np.concatenate(fold.train)] if pooled else fold.train
             judged = [fold.test] if pooled else [[test] for test in fold.test]
-            trainings.append(CandidateTraining(candidate, rows, fitted, judged, self.config.points, fold.seed))
+            trainings.append(
+                CandidateTraining(candidate, rows, fitted, judged, self.config.points, fold.seed)
+            )
         found: list[list[Outputs]] = [[] for _ in folds]
         while (outputs := advance(trainings, together=self.lockstep)) and outputs[0].probabilities:
             for into, out in zip(found, outputs, strict=True):
                 into.append(out)
         return found
 
-    # -- scores ----------------------------------------------------------------------------------------------------
+    # -- scores ------------------------------------------------------------------------------------
 
     def _scores(self, predicted: np.ndarray, kept: np.ndarray) -> np.ndarray:
-        """The scores (M, K, N) of predictions (M, n, ...) of the first repeat in its K folds, of the rows that are kept
-        (n,); nan where they are not defined."""
+        """The scores (M, K, N) of predictions (M, n, ...) of the first repeat in its K folds, of
+        the rows that are kept (n,); nan where they are not defined.
+        """
         found = np.full((len(predicted), len(self.splits[0]), len(self.owners.names)), math.nan)
         for f, fold in enumerate(self.splits[0]):
             for i, rows in enumerate(fold.test):
                 if len(rows := rows[kept[rows]]):
                     y, priors = self.owners.data.y[rows], self.priors[0][rows]
-                    found[:, f, i] = scores_of(self.metric, y, predicted[:, rows], priors) / self.unit_of[i]
+                    found[:, f, i] = (
+                        scores_of(self.metric, y, predicted[:, rows], priors) / self.unit_of[i]
+                    )
         return found
 
     def _recipes(self, kind: Predictions) -> tuple[list[Recipe], np.ndarray]:
@@ -344,8 +425,9 @@ class TrialRun:
         return recipes, told(np.stack([kind.first[recipe] for recipe in recipes]))
 
     def _choice(self, kind: Predictions, c: int) -> list[Recipe]:
-        """For each fold of the c-th repeat, the best recipe by the first repeat, on the rows that are not in the
-        fold."""
+        """For each fold of the c-th repeat, the best recipe by the first repeat, on the rows that
+        are not in the fold.
+        """
         recipes, predicted = self._recipes(kind)
         scores = [self._scores(predicted, self.folds[c] != k) for k in range(len(self.splits[c]))]
         return [recipes[m] for m in best(np.stack(scores, axis=1), self.weights)]
@@ -355,27 +437,38 @@ class TrialRun:
         recipes, predicted = self._recipes(kind)
         return recipes[int(best(self._scores(predicted, self.folds[0] >= 0), self.weights))]
 
-    def _own_weights(self, kind: Predictions, recipe: Recipe, c: int) -> tuple[np.ndarray, np.ndarray]:
-        """The weights (n,) of own models in the folds of the c-th repeat, by the first repeat's predictions of other
-        rows; and those (N,) by all rows."""
+    def _own_weights(
+        self, kind: Predictions, recipe: Recipe, c: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The weights (n,) of own models in the folds of the c-th repeat, by the first repeat's
+        predictions of other rows; and those (N,) by all rows.
+        """
         joint, own = told(kind.first[recipe]), told(kind.first[replace(recipe, mode=OWN)])
         fold, K, N = self.folds[c], int(self.folds[c].max()) + 1, len(self.owners.names)
-        gains, spread, units = np.zeros((len(WEIGHTS) - 1, K + 1, N)), np.zeros((len(WEIGHTS) - 1, K + 1, N)), []
+        gains = np.zeros((len(WEIGHTS) - 1, K + 1, N))
+        spread = np.zeros((len(WEIGHTS) - 1, K + 1, N))
+        units = []
         for k in range(K + 1):  # without fold k; at last with all
             for i in range(N):
                 rows = self.owners.rows(i)
                 rows = rows[(self.folds[0][rows] >= 0) & (fold[rows] != k)]
                 gains[:, k, i], spread[:, k, i], count = gains_of_weights(
-                    self.metric, self.owners.data.y[rows], own[rows], joint[rows], self.folds[0][rows],
-                    unit=None if self.owners.unit is None else self.owners.unit[rows], priors=self.priors[0][rows],
-                )  # fmt: skip
+                    self.metric,
+                    self.owners.data.y[rows],
+                    own[rows],
+                    joint[rows],
+                    self.folds[0][rows],
+                    unit=None if self.owners.unit is None else self.owners.unit[rows],
+                    priors=self.priors[0][rows],
+                )
                 units.append(count)
         found = personal(gains, spread, np.reshape(units, (K + 1, N)))
         return np.where(fold >= 0, found[fold, self.owners.owner], 0.0), found[K]
 
     def _scored_rows(self) -> list[np.ndarray]:
-        """The rows of each owner that are scored: those that models predict, without classes of which an owner has too
-        few units, if two others remain. A note names these classes."""
+        """The rows of each owner that are scored: those that models predict, without classes of
+        which an owner has too few units, if two others remain. A note names these classes.
+        """
         owners, y, found, left = self.owners, self.owners.data.y, [], []
         unit = self.folds[0] if owners.order is not None else owners.unit
         for i, name in enumerate(owners.names):
@@ -383,7 +476,8 @@ class TrialRun:
             rows = rows[self.folds[0][rows] >= 0]
             classes = np.unique(y[rows]) if owners.data.classes else ()
             units = {
-                k: len(rows[y[rows] == k] if unit is None else np.unique(unit[rows[y[rows] == k]])) for k in classes
+                k: len(rows[y[rows] == k] if unit is None else np.unique(unit[rows[y[rows] == k]]))
+                for k in classes
             }
             few = [k for k, count in units.items() if count < FEWEST]
             if few and len(units) - len(few) > 1:
@@ -392,7 +486,8 @@ class TrialRun:
             found.append(rows)
         if left:
             self.notes.append(
-                f"Classes of which an owner has fewer than {FEWEST} are not scored there: {some(left, MOST_NAMED)}."
+                f"Classes of which an owner has fewer than {FEWEST} are not scored there: "
+                f"{some(left, MOST_NAMED)}."
             )
         return found
 
@@ -400,33 +495,44 @@ class TrialRun:
         """The evidence of each owner's predicted rows."""
         own, shared = np.stack(self.alone.chosen), np.stack(self.federated.chosen)
         folds, priors = np.stack(self.folds), np.stack(self.priors)
-        unit = self.folds[0] if self.owners.order is not None else self.owners.unit  # windows of time are units
+        # windows of time are units
+        unit = self.folds[0] if self.owners.order is not None else self.owners.unit
         together = self.owners.unit if self.owners.order is None else blocks(self.owners.order)
         found = []
         for rows in self.scored:
             found.append(
                 evidence(
-                    self.metric, self.owners.data.y[rows], told(own[:, rows]), told(shared[:, rows]), folds[:, rows],
-                    unit=None if unit is None else unit[rows], priors=priors[:, rows],
+                    self.metric,
+                    self.owners.data.y[rows],
+                    told(own[:, rows]),
+                    told(shared[:, rows]),
+                    folds[:, rows],
+                    unit=None if unit is None else unit[rows],
+                    priors=priors[:, rows],
                     together=None if together is None else together[rows],
                 )
-            )  # fmt: skip
+            )
         return found
 
     def _calibration(self, i: int) -> tuple[float, float] | None:
-        """How far the probabilities of owner i's rows are from what comes true, alone and federated."""
+        """How far the probabilities of owner i's rows are from what comes true, alone and
+        federated.
+        """
         rows = self.scored[i]
         sides = (told(np.stack(kind.chosen)[:, rows]) for kind in (self.alone, self.federated))
         return calibrations(self.owners.data.y[rows], *sides)
 
     def _partners(self) -> list[Partners | None]:
-        """The partners of each owner by the mean of its black boxes; None where they were not trained."""
+        """The partners of each owner by the mean of its black boxes; None where they were not
+        trained.
+        """
         names, boxes = self.owners.names, list(self.boxes[0].elsewhere.values())
         if not boxes:
             return [None] * len(names)
         found: list[Partners | None] = []
         for i, rows in enumerate(self.scored):
-            predicted, y = np.mean([box[:, rows] for box in boxes], axis=0), self.owners.data.y[rows]
+            predicted = np.mean([box[:, rows] for box in boxes], axis=0)
+            y = self.owners.data.y[rows]
             of = (told(predicted), self.folds[0][rows], self.priors[0][rows])
             found.append(partners_of(i, names, self.metric, y, *of, self.config.worth))
         return found
@@ -435,42 +541,62 @@ class TrialRun:
         """The ledger of one training by all owners, on the first fold."""
         fold, nothing = self.splits[0][0], np.zeros(0, np.int64)
         training = CandidateTraining(
-            candidate, self.raw, fold.train, [[nothing]] * len(fold.train), self.config.points, fold.seed,
+            candidate,
+            self.raw,
+            fold.train,
+            [[nothing]] * len(fold.train),
+            self.config.points,
+            fold.seed,
             messages=True,
-        )  # fmt: skip
+        )
         (out,) = advance([training], together=False)
         return out.ledger or Ledger()
 
     def _pooled(self, alone: Recipe) -> list[float | None]:
-        """The score of each owner's rows by models of the rows of all owners, in the first repeat: by the best
-        candidate that trains them at once; without one, by the best recipe for training alone."""
+        """The score of each owner's rows by models of the rows of all owners, in the first repeat:
+        by the best candidate that trains them at once; without one, by the best recipe for training
+        alone.
+        """
         kind, mean = self.federated, np.zeros(self.priors[0].shape)
         at_once = [
             recipe
             for recipe in kind.first
             if methods.named(kind.candidates[recipe.candidate].method).pooled
-            and (recipe.mode == JOINT or (not recipe.mode and replace(recipe, mode=JOINT) not in kind.first))
+            and (
+                recipe.mode == JOINT
+                or (not recipe.mode and replace(recipe, mode=JOINT) not in kind.first)
+            )
         ]
         if at_once:
-            scores = self._scores(told(np.stack([kind.first[recipe] for recipe in at_once])), self.folds[0] >= 0)
+            scores = self._scores(
+                told(np.stack([kind.first[recipe] for recipe in at_once])), self.folds[0] >= 0
+            )
             mean = kind.first[at_once[int(best(scores, self.weights))]]
         else:
             folds = self.splits[0]
             data = [standardized(self.owners, fold.train) for fold in folds]
             wanted = [self.alone.candidates[number] for number in self.alone.trained(alone)]
             for candidate in wanted:
-                for fold, outputs in zip(folds, self._train(candidate, data, folds, pooled=True), strict=True):
+                for fold, outputs in zip(
+                    folds, self._train(candidate, data, folds, pooled=True), strict=True
+                ):
                     key = (alone.rounds, alone.mode)
-                    found = next(out.probabilities[key] for out in outputs if key in out.probabilities)
+                    found = next(
+                        out.probabilities[key] for out in outputs if key in out.probabilities
+                    )
                     for rows, probabilities in zip(fold.test, found, strict=True):
                         mean[rows] += np.nan_to_num(probabilities) / len(wanted)
         scored = []
         for rows in self.scored:
             y, priors = self.owners.data.y[rows], self.priors[0][rows]
-            scored.append(_plain(contributions(self.metric, y, told(mean[rows]), self.folds[0][rows], priors)[0]))
+            scored.append(
+                _plain(
+                    contributions(self.metric, y, told(mean[rows]), self.folds[0][rows], priors)[0]
+                )
+            )
         return scored
 
-    # -- the result ------------------------------------------------------------------------------------------------
+    # -- the result --------------------------------------------------------------------------------
 
     def _result(self, found: Sequence[Evidence], verdicts: Sequence[OwnerVerdict]) -> TrialResult:
         best_of_all, best_alone = self._final(self.federated), self._final(self.alone)
@@ -479,13 +605,19 @@ class TrialRun:
         if methods.named(method.method).pooled or method.method == EXCHANGE:
             ledger = self._messages(method)
         partners, weights = self._partners(), self.federated.weights.get(best_of_all)
-        role = next((entry.sender for entry in ledger if entry.sender in ("client", "peer")), "client")
+        role = next(
+            (entry.sender for entry in ledger if entry.sender in ("client", "peer")), "client"
+        )
         names, pooled = self.owners.names, self._pooled(best_alone)
         alone = _weighted([one.alone for one in found], self.weights)
-        if alone is not None and alone > SUSPICIOUS and self.metric in ("auc", "accuracy", "balanced accuracy"):
+        if (
+            alone is not None
+            and alone > SUSPICIOUS
+            and self.metric in ("auc", "accuracy", "balanced accuracy")
+        ):
             self.notes.append(
-                "Predictions are nearly perfect already: check that no column tells what is known only after the "
-                "label, and leave such columns out with data.drop."
+                "Predictions are nearly perfect already: check that no column tells what is "
+                "known only after the label, and leave such columns out with data.drop."
             )
         cards = {
             name: card_of(
@@ -521,7 +653,9 @@ class TrialRun:
             chosen=self.federated.counts(),
             chosen_alone=self.alone.counts(),
             tried=[candidate.text for candidate in self.federated.candidates],
-            not_tried=[name for name in methods.registry() if name not in (*self.infeasible, *tried, ALONE)],
+            not_tried=[
+                name for name in methods.registry() if name not in (*self.infeasible, *tried, ALONE)
+            ],
             infeasible=self.infeasible,
             revealed=_revealed(ledger),
             notes=self.notes,
@@ -529,18 +663,29 @@ class TrialRun:
         )
 
     def _settings(self, recipe: Recipe) -> dict[str, Any]:
-        """The settings of a run that trains the recipe, without its data; the number of participants is that of
-        owners."""
-        candidate, weights = self.federated.candidates[recipe.candidate], self.federated.weights.get(recipe)
+        """The settings of a run that trains the recipe, without its data; the number of
+        participants is that of owners.
+        """
+        candidate = self.federated.candidates[recipe.candidate]
+        weights = self.federated.weights.get(recipe)
         count = len(self.owners.names)
-        params = {name: count if value is None else value for name, value in candidate.params.items()}
-        if replace(recipe, mode=JOINT) in self.federated.first:  # a mix with models of the owner's own rows
+        params = {
+            name: count if value is None else value for name, value in candidate.params.items()
+        }
+        # a mix with models of the owner's own rows
+        if replace(recipe, mode=JOINT) in self.federated.first:
             built_in = "mix" in methods.named(candidate.method).fixed
             if not built_in and recipe.mode != JOINT:
-                params["own"] = [OWN_KINDS[self.alone.candidates[n].method] for n in self._own_boxes()]
+                params["own"] = [
+                    OWN_KINDS[self.alone.candidates[n].method] for n in self._own_boxes()
+                ]
             if recipe.mode == PERSONAL or (built_in and recipe.mode == JOINT):
                 params["own_weight"] = 0.0 if weights is None else weights.tolist()
-        found: dict[str, Any] = {"method": candidate.method, "rounds": recipe.rounds, "seed": self.config.seed}
+        found: dict[str, Any] = {
+            "method": candidate.method,
+            "rounds": recipe.rounds,
+            "seed": self.config.seed,
+        }
         found |= {"params": params} if params else {}
         return found | ({"models": {"pool": [candidate.model]}} if candidate.model else {})
 
@@ -558,16 +703,24 @@ def _priors(labels: np.ndarray, classes: int) -> np.ndarray:
 
 
 def _revealed(ledger: Ledger) -> list[dict[str, Any]]:
-    """Messages by sender, receiver, kind and content, with their number and bytes for each owner."""
+    """Messages by sender, receiver, kind and content, with their number and bytes for
+    each owner.
+    """
     found: dict[tuple[str, str, str, str], list[int]] = {}
     for entry in ledger:
-        parts = dict.fromkeys(part.split()[0].split(".")[0] for part in entry.what.split("; ") if " " in part)
+        parts = dict.fromkeys(
+            part.split()[0].split(".")[0] for part in entry.what.split("; ") if " " in part
+        )
         key = (entry.sender, entry.receiver, entry.kind, ", ".join(parts) or entry.what)
         total = found.setdefault(key, [0, 0])
         total[0] += entry.count
         total[1] += entry.bytes
     return [
-        {**dict(zip(("sender", "receiver", "kind", "content"), key, strict=True)), "count": count, "bytes": size}
+        {
+            **dict(zip(("sender", "receiver", "kind", "content"), key, strict=True)),
+            "count": count,
+            "bytes": size,
+        }
         for key, (count, size) in found.items()
         if size
     ]

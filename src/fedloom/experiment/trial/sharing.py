@@ -2,17 +2,19 @@
 
     gain_i = f_i (a + τ z_i)        f_i = (n_i / n)^(-3/4)        z_i ~ N(0, 1)
 
-n is the geometric mean of the owners' numbers of rows n_i. What pooling adds falls with the rows that an owner has: of
-a squared error about as 1 / n_i, of an area under the curve, which is bounded, more slowly. 3/4 has the largest
-likelihood, by the AUC and the log loss, of federations that `benchmarks.decisions` simulates. So the gains of large
-owners tell a small one that it gains more.
+n is the geometric mean of the owners' numbers of rows n_i. What pooling adds falls with the rows
+that an owner has: of a squared error about as 1 / n_i, of an area under the curve, which is
+bounded, more slowly. 3/4 has the largest likelihood, by the AUC and the log loss, of federations
+that `benchmarks.decisions` simulates. So the gains of large owners tell a small one that it gains
+more.
 
-a, what is common, has a normal prior. τ, the spread, is uncertain and integrated over a grid, with a half-Cauchy prior.
-Each owner in turn may be unlike all others: with probability `UNLIKE` its gain is off by a further N(0, (0.1 f_i)²), so
-that others never make it sure of a gain against its own rows.
+a, what is common, has a normal prior. τ, the spread, is uncertain and integrated over a grid, with
+a half-Cauchy prior. Each owner in turn may be unlike all others: with probability `UNLIKE` its gain
+is off by a further N(0, (0.1 f_i)²), so that others never make it sure of a gain against its own
+rows.
 
-Estimates have errors, which may be correlated, as owners have rows of the same days: then many owners that seem to gain
-are less evidence than if each had days of its own.
+Estimates have errors, which may be correlated, as owners have rows of the same days: then many
+owners that seem to gain are less evidence than if each had days of its own.
 """
 
 from dataclasses import dataclass
@@ -24,8 +26,9 @@ FALL = 0.75
 COMMON, SPREAD = 0.1, 0.03
 """Prior scales of a and τ."""
 UNLIKE = 0.05
-"""The prior probability that an owner is unlike all others: then it is as far from them as a gain is from 0, by
-`COMMON`."""
+"""The prior probability that an owner is unlike all others: then it is as far from them as a gain
+is from 0, by `COMMON`.
+"""
 SPREADS = np.concatenate([[0.0005], np.geomspace(0.002, 0.4, 40)])
 """The grid of τ."""
 
@@ -49,7 +52,11 @@ class SharedGains:
 
 
 def share(
-    gains: np.ndarray, errors: np.ndarray, rows: np.ndarray, worth: float, alike: np.ndarray | None = None
+    gains: np.ndarray,
+    errors: np.ndarray,
+    rows: np.ndarray,
+    worth: float,
+    alike: np.ndarray | None = None,
 ) -> SharedGains:
     """The posterior of N owners' gains.
 
@@ -82,13 +89,17 @@ def share(
 def _fit(
     gains: np.ndarray, noise: np.ndarray, size: np.ndarray, spread: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """With τ = `spread`, if each owner is like the others, and if it is unlike them (2, N): the log of prior times
-    likelihood, and the gain's mean and deviation. `noise` (N, N) is the covariance of the estimates' errors."""
-    likely = np.square(COMMON) * np.outer(size, size) + np.diag(np.square(spread * size))  # of true gains
+    """With τ = `spread`, if each owner is like the others, and if it is unlike them (2, N): the log
+    of prior times likelihood, and the gain's mean and deviation. `noise` (N, N) is the covariance
+    of the estimates' errors.
+    """
+    # of true gains
+    likely = np.square(COMMON) * np.outer(size, size) + np.diag(np.square(spread * size))
     precision = np.linalg.inv(likely + noise)
     pull = precision @ gains
     likelihood = 0.5 * (np.linalg.slogdet(precision)[1] - gains @ pull)
-    further = np.stack([np.zeros(len(gains)), np.square(COMMON * size)])  # (2, N): an owner's own further variance
+    # (2, N): an owner's own further variance
+    further = np.stack([np.zeros(len(gains)), np.square(COMMON * size)])
     own = np.diag(precision)
     share_of = further / (1 + further * own)  # the update of the inverse, of rank one
     toward = noise @ precision

@@ -26,7 +26,11 @@ NEARLY = 1.2
 """More rows by a smaller factor are not told as a number."""
 NAMED = 4
 """Owners that a sentence names, at most."""
-CONTENTS: Final[Mapping[str, str]] = {"rows": "numbers of rows", "t": "round", "all": "number of all rows"}
+CONTENTS: Final[Mapping[str, str]] = {
+    "rows": "numbers of rows",
+    "t": "round",
+    "all": "number of all rows",
+}
 """Contents of messages whose names mislead -> what they are: no method of rows sends rows."""
 COMPARE = "fedloom compare vertical-forest active-forest split --seeds 5 --config"
 """The command that measures methods of columns, before the recipe."""
@@ -39,7 +43,9 @@ def signed(value: float) -> str:
 
 def score_name(metric: str) -> str:
     """The score in words."""
-    return {"auc": "AUC", "brier": "Brier score", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}.get(metric, metric)
+    return {"auc": "AUC", "brier": "Brier score", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}.get(
+        metric, metric
+    )
 
 
 def gain_name(metric: str) -> str:
@@ -79,9 +85,16 @@ def heading(card: "OwnerCard") -> str:
 def evidence_of(card: "OwnerCard", metric: str) -> str:
     """What a decision rests on, such as "AUC +0.034 (95 % +0.010 to +0.058), P(gain) > 0.99"."""
     if not _told(card):
-        others = {"join": ", but others gain", "alone": ", and others gain nothing that is worth it"}
+        others = {
+            "join": ", but others gain",
+            "alone": ", and others gain nothing that is worth it",
+        }
         others["same"] = ", and for others it makes no difference"
-        told = f"{others[card.leaning]}: P(gain) {probability(card.p_gain)}" if card.leaning and card.p_gain else ""
+        told = (
+            f"{others[card.leaning]}: P(gain) {probability(card.p_gain)}"
+            if card.leaning and card.p_gain
+            else ""
+        )
         if card.fewest >= FEWEST:
             return f"all are of one class; with {FEWEST} of another something can be said{told}"
         rarest = "" if metric in RELATIVE else " of the rarest class"
@@ -94,14 +107,19 @@ def evidence_of(card: "OwnerCard", metric: str) -> str:
         else (f" (95 % {shown_gain(card.low, metric)} to {shown_gain(card.high, metric)})")
     )
     gain = f"{gain_name(metric)} {shown_gain(card.gain, metric)}{interval}"
-    chances = {"alone": ("a gain that is worth it", card.p_worth), "same": ("no difference", card.p_same)}
+    chances = {
+        "alone": ("a gain that is worth it", card.p_worth),
+        "same": ("no difference", card.p_same),
+    }
     what, chance = chances.get(card.leaning or card.decision, ("gain", card.p_gain))
     more = f": {told}" if card.decision == "join" and (told := in_words(card.gain, metric)) else ""
     return f"{gain}, P({what}) {probability(chance)}{_by(card)}{more}"
 
 
 def sentence(card: "OwnerCard", metric: str) -> str:
-    """The card in one line, such as "Join with fedavg-ft: AUC +0.034 (95 % +0.010 to +0.058), P(gain) > 0.99"."""
+    """The card in one line, such as "Join with fedavg-ft: AUC +0.034 (95 % +0.010 to +0.058),
+    P(gain) > 0.99".
+    """
     return f"{heading(card)}: {evidence_of(card, metric)}"
 
 
@@ -110,12 +128,14 @@ def _told(card: "OwnerCard") -> bool:
 
 
 def in_words(gain: float, metric: str) -> str:
-    """A gain without the name of a score, such as "of 1,000 rows, 12 more are predicted right"; "" without words."""
+    """A gain without the name of a score, such as "of 1,000 rows, 12 more are predicted right"; ""
+    without words.
+    """
     count = f"{round(1000 * abs(gain))} {'more' if gain > 0 else 'fewer'}"
     return {
         "auc": f"of 1,000 pairs of rows of two classes, {count} are ranked right",
         "accuracy": f"of 1,000 rows, {count} are predicted right",
-        "balanced accuracy": f"of 1,000 rows with equally many of each class, {count} are predicted right",
+        "balanced accuracy": f"of 1,000 rows with equally many of each class, {count} are predicted right",  # noqa: E501
     }.get(metric, "")
 
 
@@ -129,20 +149,29 @@ def next_step(card: "OwnerCard", *, by_columns: bool = False) -> str:
         return "Measure methods of columns with the recipe, and train the best."
     if card.decision == "join":
         if card.partners is not None and card.partners.advised:
-            return f"Train with {', '.join(card.partners.advised)} only, and compare on your next rows."
+            return (
+                f"Train with {', '.join(card.partners.advised)} only, and compare on your next "
+                "rows."
+            )
         return "Train the recipe, and compare on your next rows."
     if card.decision == "alone":
         return "Train alone."
     if card.decision == "same":
         return "Do what is simpler; others may still gain from your rows."
     if card.decision == "too few":
-        return f"Collect {'rows of another class' if card.fewest >= FEWEST else 'more rows'}, and try again."
+        return (
+            f"Collect {'rows of another class' if card.fewest >= FEWEST else 'more rows'}, and "
+            "try again."
+        )
     if card.more_rows is None:
         return "Decide by cost: not even 100 times these rows would surely tell."
     if card.more_rows < NEARLY * card.rows:
         return "These rows nearly decide: collect some more, and try again."
     digits = 10 ** max(0, len(str(card.more_rows)) - 2)
-    return f"About {-(-card.more_rows // digits) * digits:,} rows of yours would decide; there are {card.rows:,}."
+    return (
+        f"About {-(-card.more_rows // digits) * digits:,} rows of yours would decide; there are "
+        f"{card.rows:,}."
+    )
 
 
 def answer(result: "TrialResult") -> str:
@@ -154,12 +183,16 @@ def answer(result: "TrialResult") -> str:
             "same": "The partners' columns make no difference.",
         }
         return said.get(
-            result.owners["all people"].decision, "These rows do not decide whether the partners' columns help."
+            result.owners["all people"].decision,
+            "These rows do not decide whether the partners' columns help.",
         )
     owners = result.owners
     of = {kind: [name for name, card in owners.items() if card.decision == kind] for kind in HEADS}
     if len(of["undecided"]) == len(owners):
-        return f"These rows do not decide whether any owner gains by learning together.{_leaning(result)}"
+        return (
+            "These rows do not decide whether any owner gains by learning "
+            f"together.{_leaning(result)}"
+        )
     told = [
         ("{} gain{s} by learning together: {names}.", of["join"]),
         ("For {} it makes no difference: {names}.", of["same"]),
@@ -174,7 +207,9 @@ def _of_all(text: str, names: Sequence[str], count: int) -> str:
     """The text with the number of these owners, of all, and their names."""
     one = len(names) == 1 < count
     number = "all owners" if len(names) == count else f"{len(names)} of {count} owners"
-    filled = text.format(number, names=some(names, NAMED), s="s" if one else "", have="has" if one else "have")
+    filled = text.format(
+        number, names=some(names, NAMED), s="s" if one else "", have="has" if one else "have"
+    )
     return filled[0].upper() + filled[1:]
 
 
@@ -183,7 +218,11 @@ def _leaning(result: "TrialResult") -> str:
     to = {"join": "join", "same": "no difference", "alone": "staying alone"}
     found = [card.leaning for card in result.owners.values() if card.decision == "undecided"]
     counts = [(found.count(kind), said) for kind, said in to.items() if kind in found]
-    return f" Probable, but not shown: {', '.join(f'{said} for {count}' for count, said in counts)}." if counts else ""
+    return (
+        f" Probable, but not shown: {', '.join(f'{said} for {count}' for count, said in counts)}."
+        if counts
+        else ""
+    )
 
 
 def some(names: Sequence[str], most: int) -> str:

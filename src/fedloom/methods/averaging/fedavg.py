@@ -1,16 +1,19 @@
-"""FedAvg: a server averages its clients' weights; with fine-tuning before use, or from a pretrained model.
+"""FedAvg: a server averages its clients' weights; with fine-tuning before use, or from a pretrained
+model.
 
-Papers: H. B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
-2017; lines are those of its Algorithm 1. G. Cheng, K. Chadha, J. Duchi, "Federated Asymptotics: a Model to Compare
-Federated Learning Algorithms", AISTATS 2023, for FedAvg-FT: one epoch of local training before a model is used.
-J. Nguyen, J. Wang, K. Malik, M. Sanjabi, M. Rabbat, "Where to Begin? On the Impact of Pre-Training and Initialization
-in Federated Learning", ICLR 2023, for FedLP, as the AugFL paper calls a warm start: round 0 broadcasts the server's
-pretrained model, so it does not stay private; the ledger counts its weights like any others.
+Papers: H. B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
+Data", AISTATS 2017; lines are those of its Algorithm 1. G. Cheng, K. Chadha, J. Duchi, "Federated
+Asymptotics: a Model to Compare Federated Learning Algorithms", AISTATS 2023, for FedAvg-FT: one
+epoch of local training before a model is used. J. Nguyen, J. Wang, K. Malik, M. Sanjabi, M. Rabbat,
+"Where to Begin? On the Impact of Pre-Training and Initialization in Federated Learning", ICLR 2023,
+for FedLP, as the AugFL paper calls a warm start: round 0 broadcasts the server's pretrained model,
+so it does not stay private; the ledger counts its weights like any others.
 
 Differs:
-    Clients that skip a round are evaluated with the server's weights too; downloading them for that is not counted as a
-        message. So a round costs 2k models for k participants.
-    BatchNorm statistics stay at the client: see `fedloom.methods.steps`. Those of a pretrained model are not sent.
+    Clients that skip a round are evaluated with the server's weights too; downloading them for that
+        is not counted as a message. So a round costs 2k models for k participants.
+    BatchNorm statistics stay at the client: see `fedloom.methods.steps`. Those of a pretrained
+    model are not sent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,22 +23,37 @@ from typing import final
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Federation, Method, Party, Shape, Template, Tree
+from fedloom.core.page import (
+    EVERY_LOCAL,
+    EVERY_TASK,
+    Federation,
+    Method,
+    Party,
+    Shape,
+    Template,
+    Tree,
+)
 from fedloom.methods import steps
 from fedloom.methods.averaging import private, shares, warm_start
 
 
 class FedAvgConfig(shares.PrivateSums, steps.LocalSGDConfig):
-    """Local training as in `LocalSGDConfig`; what `dp` asks of a run is in `averaging/shares.py`."""
+    """Local training as in `LocalSGDConfig`; what `dp` asks of a run is in
+    `averaging/shares.py`.
+    """
 
     personal_head: bool = False
     """Whether the last layer is private to each client (FedPer with alternating updates)."""
     clients_per_round: int | None = Field(10, ge=1)
     """Number of participants in a round; None for all clients."""
     warm_start: bool = False
-    """Whether training starts from the server's pretrained model, which must have the architecture in models.pool."""
+    """Whether training starts from the server's pretrained model, which must have the architecture
+    in models.pool.
+    """
     dp: private.TrainingPrivacy = private.TrainingPrivacy()
-    """Differential privacy of each row: unit (none, rows), sigma (noise multiplier), clip (C), delta (δ)."""
+    """Differential privacy of each row: unit (none, rows), sigma (noise multiplier), clip (C),
+    delta (δ).
+    """
 
     @property
     def sums_stand_alone(self) -> bool:
@@ -45,7 +63,9 @@ class FedAvgConfig(shares.PrivateSums, steps.LocalSGDConfig):
     @model_validator(mode="after")
     def _check_shares(self) -> "FedAvgConfig":
         if self.dp.noise == "shares" and (self.personal_head or self.clients_per_round is not None):
-            raise ValueError('dp.noise = "shares" needs clients_per_round = "none" and personal_head = false')
+            raise ValueError(
+                'dp.noise = "shares" needs clients_per_round = "none" and personal_head = false'
+            )
         return self
 
 
@@ -68,12 +88,17 @@ class FedAvgClient(Party[FedAvgConfig]):
         steps.set_weights(self, weights)
         if self.cfg.dp.noise == "shares":
             honest = self.cfg.least_in_sum(self.context) - self.context.aggregator.colluders
-            return {"gradient": shares.noisy_gradient(self, list(weights), honest, t=t), "rows": self.row_count}
+            return {
+                "gradient": shares.noisy_gradient(self, list(weights), honest, t=t),
+                "rows": self.row_count,
+            }
         private.train(self, t=t)
         return {"weights": steps.shared_weights(self), "rows": self.row_count}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: load the server's weights; adapt or fine-tune, depending on the mode."""
+        """Before an evaluation: load the server's weights; adapt or fine-tune, depending on the
+        mode.
+        """
         steps.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
 
@@ -95,7 +120,9 @@ class FedAvgServer(Party[FedAvgConfig]):
         self.weights = {k: params[k].detach() for k in names}
 
 
-def round(fed: Federation, server: FedAvgServer, clients: Sequence[int], cfg: FedAvgConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: FedAvgServer, clients: Sequence[int], cfg: FedAvgConfig, t: int
+) -> Iterator[str]:
     """Algorithm 1, lines 3-8, for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # lines 4, 5
     if cfg.dp.noise == "shares":
@@ -103,7 +130,9 @@ def round(fed: Federation, server: FedAvgServer, clients: Sequence[int], cfg: Fe
         return
     sent = {"weights": server.weights}
     template: Template = {**steps.weights_template(fed, cfg.personal_head), "rows": Shape("int64")}
-    mean = fed.mean(chosen, "update", shared={"t": t, **sent}, expect=template, weight="rows", around=sent)
+    mean = fed.mean(
+        chosen, "update", shared={"t": t, **sent}, expect=template, weight="rows", around=sent
+    )
     if mean is not None:  # lines 6, 7
         server.weights = mean.value["weights"]  # line 8
     yield "round"
@@ -112,7 +141,8 @@ def round(fed: Federation, server: FedAvgServer, clients: Sequence[int], cfg: Fe
 FEDAVG = Method(
     name="fedavg",
     title="A server averages weights",
-    paper="H. B. McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017",
+    paper="H. B. McMahan et al.: Communication-Efficient Learning of Deep Networks from "
+    "Decentralized Data, 2017",
     family="averaging",
     config=FedAvgConfig,
     round=round,
@@ -139,7 +169,8 @@ METHODS = (
         FEDAVG,
         name="fedlp",
         title="FedAvg from the server's pretrained model, which it broadcasts",
-        paper="J. Nguyen et al.: Where to Begin? On the Impact of Pre-Training and Initialization in FL, ICLR 2023",
+        paper="J. Nguyen et al.: Where to Begin? On the Impact of Pre-Training and Initialization "
+        "in FL, ICLR 2023",
         fixed={"finetune_epochs": 0, "warm_start": True},
         needs=("one network", "pretrained server model"),
     ),

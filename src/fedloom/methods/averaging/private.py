@@ -1,15 +1,17 @@
 """DP-SGD at the clients: differential privacy of averaged weights for each row.
 
-Paper: M. Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1. Each step takes a random
-subset of the own rows, each included with probability q = batch_size / n; clips each row's gradient to C; adds noise of
-standard deviation σ C to the sum; divides by q n. The weights that a client sends are (ε, δ)-private for each of its
-rows, whatever weights it was sent, if columns are scaled by public numbers.
+Paper: M. Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1. Each step
+takes a random subset of the own rows, each included with probability q = batch_size / n; clips each
+row's gradient to C; adds noise of standard deviation σ C to the sum; divides by q n. The weights
+that a client sends are (ε, δ)-private for each of its rows, whatever weights it was sent, if
+columns are scaled by public numbers.
 
 Differs:
     ceil(n / batch_size) steps in an epoch, and `epochs` epochs in a round: the work of FedAvg.
 
-Gossip (`peer/gossip.py`) has it too: its peers average what they get without a look at their rows. Privacy of each
-client as a whole is the run's `[aggregate.noise]`, see `fedloom.protect.aggregators`.
+Gossip (`peer/gossip.py`) has it too: its peers average what they get without a look at their rows.
+Privacy of each client as a whole is the run's `[aggregate.noise]`, see
+`fedloom.protect.aggregators`.
 """
 
 from collections import Counter
@@ -44,8 +46,9 @@ class TrainingPrivacy(BaseModel):
     unit: Literal["none", "rows"] = "none"
     """What is protected: each row, by noise at its client (DP-SGD)."""
     noise: Literal["own", "shares"] = "own"
-    """Who adds the noise: each client all of it, to its own weights; or every client a share of it, to a secure sum of
-    gradients, one step a round (fedavg)."""
+    """Who adds the noise: each client all of it, to its own weights; or every client a share of it,
+    to a secure sum of gradients, one step a round (fedavg).
+    """
     sigma: float = Field(1.0, gt=0)
     """Noise multiplier σ: the noise has standard deviation σ C."""
     clip: float = Field(1.0, gt=0)
@@ -63,7 +66,10 @@ class TrainingPrivacy(BaseModel):
     @classmethod
     def _renamed(cls, unit: Any) -> Any:
         if unit == "clients":
-            raise ValueError("noise at the server was renamed: write [aggregate.noise] with sigma, clip and delta")
+            raise ValueError(
+                "noise at the server was renamed: write [aggregate.noise] with sigma, clip and "
+                "delta"
+            )
         return unit
 
 
@@ -86,7 +92,9 @@ def guarantees(cfg: PrivateTraining) -> tuple[Guarantee, ...]:
 
 
 def row_releases(cfg: PrivateTraining, rows: Sequence[float]) -> list[Releases]:
-    """The releases of a client's training, from its number of rows in each round that it took part in."""
+    """The releases of a client's training, from its number of rows in each round that it took part
+    in.
+    """
     epochs = cfg.epochs + (cfg.head_epochs if cfg.personal_head else 0)
     found = []
     for count, rounds in Counter(map(round, rows)).items():
@@ -96,28 +104,38 @@ def row_releases(cfg: PrivateTraining, rows: Sequence[float]) -> list[Releases]:
 
 
 def subset_steps(cfg: PrivateTraining, rows: int) -> tuple[int, int]:
-    """The mean number of rows of a step, and the number of steps of an epoch over this many rows."""
+    """The mean number of rows of a step, and the number of steps of an epoch over this
+    many rows.
+    """
     size = min(cfg.batch_size, rows)
     return size, -(-rows // size)
 
 
 def check(party: Party[PrivateTraining]) -> None:
-    """Raise ModelError if a row's gradient depends on other rows, or steps are so long that weights may overflow."""
+    """Raise ModelError if a row's gradient depends on other rows, or steps are so long that weights
+    may overflow.
+    """
     cfg = party.cfg
     if cfg.dp.unit != "rows":
         return
     if cfg.dp.noise == "shares" and not party.context.aggregator.secure:
-        raise ModelError('params.dp.noise = "shares" hides in secure sums alone: set aggregate.secure = true')
+        raise ModelError(
+            'params.dp.noise = "shares" hides in secure sums alone: set aggregate.secure = true'
+        )
     if cfg.lr * cfg.dp.sigma * cfg.dp.clip > LARGEST_STEP:
-        raise ModelError(f"params.lr * params.dp.sigma * params.dp.clip is above {LARGEST_STEP:g}: lower one of them")
+        raise ModelError(
+            f"params.lr * params.dp.sigma * params.dp.clip is above {LARGEST_STEP:g}: lower one "
+            "of them"
+        )
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in party.net.module.modules()):
         raise ModelError(
-            'params.dp.unit = "rows" bounds each row\'s own gradient, but this network has BatchNorm, by which rows '
-            'affect each other: set models.norm = "group", or choose a network without it'
+            'params.dp.unit = "rows" bounds each row\'s own gradient, but this network has '
+            'BatchNorm, by which rows affect each other: set models.norm = "group", or choose a '
+            "network without it"
         )
 
 
-# -- rows: at the client -------------------------------------------------------------------------------------------
+# -- rows: at the client ---------------------------------------------------------------------------
 
 
 def train(party: Party[PrivateTraining], *, t: int) -> None:
@@ -126,7 +144,9 @@ def train(party: Party[PrivateTraining], *, t: int) -> None:
 
 
 def dp_sgd(party: Party[PrivateTraining], *, t: int) -> None:
-    """Round t's training on the party's own rows with noise, from its current weights: see `steps.local_sgd`."""
+    """Round t's training on the party's own rows with noise, from its current weights: see
+    `steps.local_sgd`.
+    """
     cfg, rows = party.cfg, len(party.data)
     size, each = subset_steps(cfg, rows)
     epochs = steps.local_epochs(party, t)
@@ -140,26 +160,43 @@ def dp_sgd(party: Party[PrivateTraining], *, t: int) -> None:
 
 
 def dp_step(party: Party[PrivateTraining], rng: Draws, names: Sequence[str], size: int) -> None:
-    """One optimizer step along the noisy sum of clipped row gradients, divided by the mean size of a subset."""
+    """One optimizer step along the noisy sum of clipped row gradients, divided by the mean size of
+    a subset.
+    """
     like = [party.params[k] for k in names]
     which = rng.included(len(party.data), size / len(party.data))
     flat = noisy_sum(party, rng, names, which).div(size).to(like[0].dtype)
     parts = flat.split([w.numel() for w in like])  # type: ignore[no-untyped-call]
     gradient = {k: part.view(w.shape) for k, part, w in zip(names, parts, like, strict=True)}
-    party.minimize(lambda: torch.stack([(party.live[k] * g).sum() for k, g in gradient.items()]).sum(), only=names)
+    party.minimize(
+        lambda: torch.stack([(party.live[k] * g).sum() for k, g in gradient.items()]).sum(),
+        only=names,
+    )
 
 
-def noisy_sum(party: Party[PrivateTraining], rng: Draws, names: Sequence[str], which: Tensor) -> Tensor:
-    """The clipped sum (d,) float64 of these own rows with noise; noise alone if it cannot be computed."""
+def noisy_sum(
+    party: Party[PrivateTraining], rng: Draws, names: Sequence[str], which: Tensor
+) -> Tensor:
+    """The clipped sum (d,) float64 of these own rows with noise; noise alone if it cannot be
+    computed.
+    """
     dp = party.cfg.dp
-    nothing = torch.zeros(sum(party.params[k].numel() for k in names), dtype=torch.float64, device=party.context.device)
+    nothing = torch.zeros(
+        sum(party.params[k].numel() for k in names),
+        dtype=torch.float64,
+        device=party.context.device,
+    )
     total = or_nothing(party, lambda: clipped_sum(party, names, which), nothing)
     return rng.blur(total, dp.sigma * dp.clip, dp.clip)
 
 
 def clipped_sum(party: Party[PrivateTraining], names: Sequence[str], which: Tensor) -> Tensor:
     """The sum (d,) float64 of the gradients of these own rows, each clipped to norm C."""
-    total = torch.zeros(sum(party.params[k].numel() for k in names), dtype=torch.float64, device=party.context.device)
+    total = torch.zeros(
+        sum(party.params[k].numel() for k in names),
+        dtype=torch.float64,
+        device=party.context.device,
+    )
     for some in which.to(party.context.device).split(AT_ONCE):  # type: ignore[no-untyped-call]
         x, y = party.data.x(some), party.data.y(some)
         rows = party.row_gradients(partial(steps.label_loss, party), x, y, of=names)

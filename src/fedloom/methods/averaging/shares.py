@@ -1,21 +1,23 @@
-"""Noise in the sum: every client adds a share of noise to its clipped gradients before they are masked.
+"""Noise in the sum: every client adds a share of noise to its clipped gradients before they are
+masked.
 
-Paper: N. Agarwal, P. Kairouz, Z. Liu, "The Skellam Mechanism for Differentially Private Federated Learning", NeurIPS
-2021, whose steps these are; the sum is that of `fedloom.protect.masks`. A round is one step of gradient descent on all
-rows of all clients:
+Paper: N. Agarwal, P. Kairouz, Z. Liu, "The Skellam Mechanism for Differentially Private Federated
+Learning", NeurIPS 2021, whose steps these are; the sum is that of `fedloom.protect.masks`. A round
+is one step of gradient descent on all rows of all clients:
 
     each client   g = sum over own rows of round(γ clip(∇, C)), plus Skellam noise of variance (σ Δ)² / (t - c)
     the server    w <- w - lr * sum of all g / (γ * number of all rows)
 
-γ C is `STEPS`. Rounding is stochastic and moves a gradient by less than 1 in each of d numbers, so that one row moves
-the sum by at most Δ = γ C + √d. A sum opens with t of the n clients (`threshold`), of whom c may leave out their noise:
-so t - c shares have variance (σ Δ)², and what anybody sees is private for each row, whatever weights the server sends.
+γ C is `STEPS`. Rounding is stochastic and moves a gradient by less than 1 in each of d numbers, so
+that one row moves the sum by at most Δ = γ C + √d. A sum opens with t of the n clients
+(`threshold`), of whom c may leave out their noise: so t - c shares have variance (σ Δ)², and what
+anybody sees is private for each row, whatever weights the server sends.
 
 Differs:
     No rotation and no modular clipping, as sums are modulo 2^64: they stay below 2^50.
     All rows in every step: no amplification by sampling, which others' choice of rows could spoil.
     The bound of rounding that always holds, in place of one by drawing again.
-"""
+"""  # noqa: E501
 
 import math
 from collections import Counter
@@ -53,7 +55,9 @@ NUMBERS = "private numbers"
 
 
 class PrivateSums:
-    """What `dp` asks of a run, for a config whose page averages weights, or sums gradients with shares of noise."""
+    """What `dp` asks of a run, for a config whose page averages weights, or sums gradients with
+    shares of noise.
+    """
 
     @property
     def guarantees(self: PrivateTraining) -> tuple[Guarantee, ...]:
@@ -62,13 +66,19 @@ class PrivateSums:
 
     def least_in_sum(self: PrivateTraining, context: ClientContext) -> int:
         """As many as the shares of noise are made for."""
-        return threshold(context.parties, context.aggregator.colluders) if self.dp.noise == "shares" else 0
+        return (
+            threshold(context.parties, context.aggregator.colluders)
+            if self.dp.noise == "shares"
+            else 0
+        )
 
     def refuses_local(self: PrivateTraining, setting: LocalSetting) -> str:
         """See `MethodConfig.refuses_local`: with shares of noise the server takes all steps."""
         summed = self.dp.noise == "shares" and setting in LOCAL_STEPS
         return (
-            'with params.dp.noise = "shares" the server takes each step, along the sum of gradients' if summed else ""
+            'with params.dp.noise = "shares" the server takes each step, along the sum of gradients'
+            if summed
+            else ""
         )
 
 
@@ -93,8 +103,12 @@ def norm(d: int) -> float:
     return STEPS + math.sqrt(d)
 
 
-def noisy_gradient(party: Party[PrivateTraining], names: Sequence[str], honest: int, *, t: int) -> dict[str, Tensor]:
-    """The sum of the own rows' gradients as int64 tensors by name, with a share of noise for so many honest parties."""
+def noisy_gradient(
+    party: Party[PrivateTraining], names: Sequence[str], honest: int, *, t: int
+) -> dict[str, Tensor]:
+    """The sum of the own rows' gradients as int64 tensors by name, with a share of noise for so
+    many honest parties.
+    """
     cfg, like = party.cfg, [party.params[k] for k in names]
     d = sum(w.numel() for w in like)
     one = release(cfg, d)
@@ -110,28 +124,42 @@ def noisy_gradient(party: Party[PrivateTraining], names: Sequence[str], honest: 
 
 
 def rounded_sum(party: Party[PrivateTraining], names: Sequence[str], uniform: Any) -> Tensor:
-    """The sum (d,) int64 of all own rows' gradients, each clipped, scaled and rounded at random to integers."""
+    """The sum (d,) int64 of all own rows' gradients, each clipped, scaled and rounded at random to
+    integers.
+    """
     rows, clip = torch.arange(len(party.data)), party.cfg.dp.clip
     total = torch.zeros(sum(party.params[k].numel() for k in names), dtype=torch.int64)
     for some in rows.to(party.context.device).split(AT_ONCE):  # type: ignore[no-untyped-call]
         x, y = party.data.x(some), party.data.y(some)
         found = party.row_gradients(partial(steps.label_loss, party), x, y, of=names)
-        each = clipped_rows(torch.cat([found[k].flatten(1) for k in names], 1).double(), clip).cpu() * (STEPS / clip)
+        each = clipped_rows(
+            torch.cat([found[k].flatten(1) for k in names], 1).double(), clip
+        ).cpu() * (STEPS / clip)
         lift = torch.from_numpy(np.asarray(uniform(each.numel()))).view(each.shape)
         total += (each + lift).floor().to(torch.int64).sum(0)
     return total
 
 
 def step(
-    fed: Federation, server: steps.GlobalWeights, chosen: Sequence[int], cfg: PrivateTraining, t: int, least: int
+    fed: Federation,
+    server: steps.GlobalWeights,
+    chosen: Sequence[int],
+    cfg: PrivateTraining,
+    t: int,
+    least: int,
 ) -> Iterator[str]:
     """One step: the sum of all clients' gradients, if at least so many of them are in it."""
     sent: Mapping[str, Tensor] = server.weights
-    template: Template = {"gradient": {k: Shape("int64", *w.shape) for k, w in sent.items()}, "rows": Shape("int64")}
+    template: Template = {
+        "gradient": {k: Shape("int64", *w.shape) for k, w in sent.items()},
+        "rows": Shape("int64"),
+    }
     shared = {"t": t, "weights": sent}
     found = fed.total(chosen, "update", expect=template, shared=shared, min_replies=least)
     if found is not None and int(found.value["rows"]) > 0:
         rate = cfg.lr * cfg.dp.clip / STEPS / int(found.value["rows"])
-        moved = {k: w - (found.value["gradient"][k].double() * rate).to(w.dtype) for k, w in sent.items()}
+        moved = {
+            k: w - (found.value["gradient"][k].double() * rate).to(w.dtype) for k, w in sent.items()
+        }
         server.weights = moved
     yield "round"

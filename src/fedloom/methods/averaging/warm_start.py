@@ -7,7 +7,9 @@ from torch import Tensor, nn
 from fedloom.core.page import ModelError
 
 
-def matching(expected: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+def matching(
+    expected: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]
+) -> dict[str, nn.Parameter]:
     """The pretrained weights, if they have the names and shapes of `expected`.
 
     Raises:
@@ -17,7 +19,8 @@ def matching(expected: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]
     wrong += [k for k in expected if k not in wrong and expected[k].shape != pretrained[k].shape]
     if wrong:
         raise ModelError(
-            f"params.warm_start needs a pretrained model of the clients' architecture, but {wrong[0]!r} differs: "
-            "set pretrained.model to the network in models.pool, with the same norm"
+            "params.warm_start needs a pretrained model of the clients' architecture, but "
+            f"{wrong[0]!r} differs: set pretrained.model to the network in models.pool, with the "
+            "same norm"
         )
     return pretrained

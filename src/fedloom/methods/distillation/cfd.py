@@ -1,30 +1,34 @@
 """CFD: distillation through a model at the server, with soft labels in few bits.
 
-Paper: F. Sattler, A. Marban, R. Rischke and W. Samek, "CFD: Communication-Efficient Federated Distillation via
-Soft-Label Quantization and Delta Coding", IEEE Transactions on Network Science and Engineering 9(4), 2022. Without
-quantization it is MHAT (L. Hu et al., "MHAT: An efficient model-heterogenous aggregation training scheme for federated
-learning", Information Sciences 560, 2021), as FedAL has both.
+Paper: F. Sattler, A. Marban, R. Rischke and W. Samek, "CFD: Communication-Efficient Federated
+Distillation via Soft-Label Quantization and Delta Coding", IEEE Transactions on Network Science and
+Engineering 9(4), 2022. Without quantization it is MHAT (L. Hu et al., "MHAT: An efficient
+model-heterogenous aggregation training scheme for federated learning", Information Sciences 560,
+2021), as FedAL has both.
 
-Each client n keeps its network, its rows and its architecture. All parties, the server too, hold the same unlabeled
-public rows. Clients send their answers p_n on these; the server's own model g learns from the mean of the answers, and
-clients learn from the answers of g:
+Each client n keeps its network, its rows and its architecture. All parties, the server too, hold
+the same unlabeled public rows. Clients send their answers p_n on these; the server's own model g
+learns from the mean of the answers, and clients learn from the answers of g:
 
     client  CE(y, p_n)              on own rows
     server  KL(mean of p_n || g)    on a public batch
     client  KL(g || p_n)            on the same batch
 
-Answers are sent as logits. With `bits` b they are sent as quantized probabilities: multiples of 1/(2^b - 1) that sum to
-1, in ceil(B K b / 8) bytes, for b = 1 the predicted class as a one-hot row. With `delta_coding` a row is sent only if
-it changed since it was last sent, and one bit for each row says whether it is sent.
+Answers are sent as logits. With `bits` b they are sent as quantized probabilities: multiples of
+1/(2^b - 1) that sum to 1, in ceil(B K b / 8) bytes, for b = 1 the predicted class as a one-hot row.
+With `delta_coding` a row is sent only if it changed since it was last sent, and one bit for each
+row says whether it is sent.
 
 Differs:
-    The paper exchanges the labels of all public rows once in a round, clients begin the next round with passes over
-        these, and the server's model makes passes over them too. Here a round is τ local steps and τ exchanges of one
-        public batch each, and the server makes `server_steps` on a batch, as in FedAL's comparison.
-    The paper adds entropy coding. Here the bytes are those of the packed bits, and a changed row is sent in full, not
-        as a difference.
-    The preset `paper` has one bit upstream and delta coding; the server's labels are sent as logits.
-    FedAL's paper gives neither τ for CFD nor the server's steps and rate: one step of each, and 1e-3, are ours.
+    The paper exchanges the labels of all public rows once in a round, clients begin the next round
+        with passes over these, and the server's model makes passes over them too. Here a round is τ
+        local steps and τ exchanges of one public batch each, and the server makes `server_steps` on
+        a batch, as in FedAL's comparison.
+    The paper adds entropy coding. Here the bytes are those of the packed bits, and a changed row is
+        sent in full, not as a difference.
+    The preset `paper` has one bit upstream and delta coding; the server's labels are sent as
+    logits. FedAL's paper gives neither τ for CFD nor the server's steps and rate: one step of each,
+    and 1e-3, are ours.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,7 +57,16 @@ from fedloom.core.page import (
 from fedloom.methods.distillation import steps, trust
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch, public_numbers
 from fedloom.methods.steps import label_loss
-from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantized, size_of, unpack
+from fedloom.protect.labels import (
+    changes,
+    checked,
+    merged,
+    pack,
+    probabilities,
+    quantized,
+    size_of,
+    unpack,
+)
 
 
 class CFDConfig(trust.TrustSettings, LogitsConfig):
@@ -74,10 +87,14 @@ class CFDConfig(trust.TrustSettings, LogitsConfig):
     def _check_bits(self) -> "CFDConfig":
         if self.bits is not None and self.coding != "float32":
             raise ValueError(
-                f'params.bits does not combine with params.coding = "{self.coding}": set coding = "float32"'
+                f'params.bits does not combine with params.coding = "{self.coding}": set coding '
+                '= "float32"'
             )
         if self.delta_coding and self.bits is None and self.bits_down is None:
-            raise ValueError("params.delta_coding = true needs quantized labels: set params.bits or params.bits_down")
+            raise ValueError(
+                "params.delta_coding = true needs quantized labels: set params.bits or "
+                "params.bits_down"
+            )
         return self
 
     def refuses(self, aggregator: Aggregator) -> str:
@@ -91,15 +108,19 @@ class CFDConfig(trust.TrustSettings, LogitsConfig):
         if self.bits is None:
             return self.template(classes)
         if self.delta_coding:
-            return {"changed": Shape("uint8", size_of(self.batch_size, 1)), "rows": Shape("uint8", None)}
+            return {
+                "changed": Shape("uint8", size_of(self.batch_size, 1)),
+                "rows": Shape("uint8", None),
+            }
         return Shape("uint8", size_of(self.batch_size * classes, self.bits))
 
 
-# -- labels in few bits ------------------------------------------------------------------------------------------------
+# -- labels in few bits ----------------------------------------------------------------------------
 
 
 def label_memory(party: Party[CFDConfig], bits: int | None) -> Tensor:
-    """With `delta_coding` the last labels (|P|, K) of one client in one direction, zeros at first; without it (0, K).
+    """With `delta_coding` the last labels (|P|, K) of one client in one direction, zeros at first;
+    without it (0, K).
 
     Raises:
         ConfigError: a batch could hold one row twice.
@@ -108,8 +129,8 @@ def label_memory(party: Party[CFDConfig], bits: int | None) -> Tensor:
     rows = len(party.public_set.rows) if party.cfg.delta_coding and bits is not None else 0
     if 0 < rows < size:
         raise ConfigError(
-            f"params.delta_coding needs at least params.batch_size = {size} public rows, not {rows}: raise "
-            "data.public_rows or lower params.batch_size"
+            f"params.delta_coding needs at least params.batch_size = {size} public rows, not "
+            f"{rows}: raise data.public_rows or lower params.batch_size"
         )
     return torch.zeros(rows, party.context.classes, dtype=torch.uint8, device=party.context.device)
 
@@ -117,13 +138,16 @@ def label_memory(party: Party[CFDConfig], bits: int | None) -> Tensor:
 def encode_answer(
     client: Party[CFDConfig], logits: Tensor, sent: Tensor, t: int, i: int, restart: bool
 ) -> tuple[Tree, Tensor]:
-    """The message for a client's answers (B, K) on the i-th public batch, and the labels `sent` after it.
+    """The message for a client's answers (B, K) on the i-th public batch, and the labels `sent`
+    after it.
 
     If `restart`, the server holds none of this client's labels.
     """
     cfg = client.cfg
     if cfg.bits is None:
-        return F.softmax(logits, -1) if client.context.aggregator.secure else cfg.encode(logits), sent
+        return F.softmax(logits, -1) if client.context.aggregator.secure else cfg.encode(
+            logits
+        ), sent
     labels = quantized(F.softmax(logits, -1), cfg.bits)
     if not cfg.delta_coding:
         return pack(labels, cfg.bits), sent
@@ -131,8 +155,12 @@ def encode_answer(
     return changes(labels, before[rows], cfg.bits), before.index_copy(0, rows, labels)
 
 
-def decode_labels(client: Party[CFDConfig], message: Any, received: Tensor, t: int, i: int) -> tuple[Tensor, Tensor]:
-    """The server's probabilities (B, K) on the i-th public batch, and the labels `received` after them."""
+def decode_labels(
+    client: Party[CFDConfig], message: Any, received: Tensor, t: int, i: int
+) -> tuple[Tensor, Tensor]:
+    """The server's probabilities (B, K) on the i-th public batch, and the labels `received` after
+    them.
+    """
     cfg, classes = client.cfg, client.context.classes
     if cfg.bits_down is None:
         return F.softmax(cfg.decode_dense(message, classes), -1), received
@@ -144,7 +172,7 @@ def decode_labels(client: Party[CFDConfig], message: Any, received: Tensor, t: i
     return probabilities(labels), received.index_copy(0, rows, labels)
 
 
-# -- the parties -------------------------------------------------------------------------------------------------------
+# -- the parties -----------------------------------------------------------------------------------
 
 
 @final
@@ -160,7 +188,9 @@ class CFDClient(Party[CFDConfig]):
     def setup(self) -> None:
         """The network; `sent` and `received`: the label memories of both directions."""
         self.network(self.context.build(), Adam(self.cfg.lr))
-        self.sent, self.received = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
+        self.sent, self.received = (
+            label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down)
+        )
 
     def local_train(self, *, t: int) -> None:
         """Round t's τ steps on CE(y, p_n)."""
@@ -190,9 +220,13 @@ class CFDBlackBox(steps.BlackBoxParty[CFDConfig]):
     introduce = trust.introduce
 
     def setup(self) -> None:
-        """`targets` and `fitted`: see `steps.BlackBoxParty`; `sent` and `received`: the label memories."""
+        """`targets` and `fitted`: see `steps.BlackBoxParty`; `sent` and `received`: the label
+        memories.
+        """
         super().setup()
-        self.sent, self.received = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
+        self.sent, self.received = (
+            label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down)
+        )
 
     def predict(self, *, t: int, i: int, anew: bool = False) -> Tree:
         """The answer to the public batch; see `encode_answer`."""
@@ -218,11 +252,14 @@ class CFDServer(trust.TrustingServer[CFDConfig]):
         self.network(self.context.build(), Adam(self.cfg.server_lr))
         trust.init(self)
         self.held, self.told = (
-            label_memory(self, bits).repeat(self.context.parties, 1, 1) for bits in (self.cfg.bits, self.cfg.bits_down)
+            label_memory(self, bits).repeat(self.context.parties, 1, 1)
+            for bits in (self.cfg.bits, self.cfg.bits_down)
         )
 
     def restarts(self, clients: Sequence[int]) -> dict[int, dict[str, bool]]:
-        """With `delta_coding`: whether each client restarts without memory, that is with zeros, which no label has."""
+        """With `delta_coding`: whether each client restarts without memory, that is with zeros,
+        which no label has.
+        """
         if not len(self.held[0]):
             return {}
         return {n: {"anew": not self.held[n].any()} for n in clients}
@@ -259,7 +296,9 @@ class CFDServer(trust.TrustingServer[CFDConfig]):
         return checked(unpack(sent, cfg.bits, cfg.batch_size, self.context.classes), cfg.bits)
 
     def learn(self, found: Combined, *, t: int, i: int) -> None:
-        """Steps on KL(mean || g) from the clients' mean probabilities (B, K), by trust if it is not uniform."""
+        """Steps on KL(mean || g) from the clients' mean probabilities (B, K), by trust if it is not
+        uniform.
+        """
         x, mean = public_batch(self, t, i), found.value
         if self.cfg.trust != "uniform":
             p = torch.stack([self.read(n, sent, t=t, i=i) for n, sent in found.replies.items()])
@@ -268,8 +307,12 @@ class CFDServer(trust.TrustingServer[CFDConfig]):
         for _ in range(self.cfg.server_steps):
             self.descend(x, kl_gradient(mean, self.forward(x)) / len(x))
 
-    def teach(self, clients: Iterable[int], *, t: int, i: int) -> tuple[dict[str, Tree], dict[int, dict[str, Tree]]]:
-        """The labels (B, K) of g in evaluation mode, encoded; with `delta_coding`, one message for each client."""
+    def teach(
+        self, clients: Iterable[int], *, t: int, i: int
+    ) -> tuple[dict[str, Tree], dict[int, dict[str, Tree]]]:
+        """The labels (B, K) of g in evaluation mode, encoded; with `delta_coding`, one message for
+        each client.
+        """
         cfg, logits = self.cfg, self.infer(public_batch(self, t, i))
         if cfg.bits_down is None:
             return {"labels": cfg.encode_dense(logits)}, {}
@@ -289,7 +332,9 @@ class CFDServer(trust.TrustingServer[CFDConfig]):
             self.told[list(clients)] = 0
 
 
-def round(fed: Federation, server: CFDServer, clients: Sequence[int], cfg: CFDConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: CFDServer, clients: Sequence[int], cfg: CFDConfig, t: int
+) -> Iterator[str]:
     """One round: τ local steps, then τ exchanges."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     fed.call(chosen, "local_train", shared={"t": t})
@@ -299,7 +344,9 @@ def round(fed: Federation, server: CFDServer, clients: Sequence[int], cfg: CFDCo
     for i in range(cfg.tau):
         batch, each = {"t": t, "i": i}, server.restarts(chosen)
         how: Any = {"check": partial(server.check, **batch), "read": partial(server.read, **batch)}
-        found = fed.mean(chosen, "predict", shared=batch, each=each, expect=template, kind="probabilities", **how)
+        found = fed.mean(
+            chosen, "predict", shared=batch, each=each, expect=template, kind="probabilities", **how
+        )
         replied = () if found is None else found.ids
         server.restart({*chosen} - {*replied})
         if found is None:
@@ -315,8 +362,8 @@ METHODS = (
     Method(
         name="cfd",
         title="Distillation through the server's own model, with soft labels in few bits",
-        paper="F. Sattler, A. Marban, R. Rischke, W. Samek: CFD: Communication-Efficient Federated Distillation via "
-        "Soft-Label Quantization and Delta Coding, TNSE 2022",
+        paper="F. Sattler, A. Marban, R. Rischke, W. Samek: CFD: Communication-Efficient Federated "
+        "Distillation via Soft-Label Quantization and Delta Coding, TNSE 2022",
         only_classes="it codes the probabilities of classes",
         local=EVERY_LOCAL,
         family="distillation",

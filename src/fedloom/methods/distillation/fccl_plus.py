@@ -1,31 +1,37 @@
-"""FCCL+: FCCL's correlation of logits, similarity of rows, and regularization on the classes that are not the label.
+"""FCCL+: FCCL's correlation of logits, similarity of rows, and regularization on the classes that
+are not the label.
 
-Paper: W. Huang, M. Ye, Z. Shi and B. Du, "Generalizable Heterogeneous Federated Cross-Correlation and Instance
-Similarity Learning", TPAMI 2023; read with the authors' code, github.com/WenkeHuang/FCCL.
+Paper: W. Huang, M. Ye, Z. Shi and B. Du, "Generalizable Heterogeneous Federated Cross-Correlation
+and Instance Similarity Learning", TPAMI 2023; read with the authors' code,
+github.com/WenkeHuang/FCCL.
 
-Each client n has a network, labeled rows and an architecture of its own; all hold the same unlabeled public rows P.
-A round has a private stage on own rows, then a transfer stage on P:
+Each client n has a network, labeled rows and an architecture of its own; all hold the same
+unlabeled public rows P. A round has a private stage on own rows, then a transfer stage on P:
 
     private:   CE(y, f_n) + T² KL(q_previous || q_n),    q = softmax of f / T over the K - 1 classes that are not y
-    transfer:  FCCL's loss of f_n against f̄ + 3 KL(softmax(s̄ / 0.02) || softmax(s_n / 0.02)) over the rows of s
+    transfer:  FCCL's loss of f_n against f̄ + 3 KL(softmax(s̄ / 0.02) || softmax(s_n / 0.02)) over
+        the rows of s
 
-s_n (B, B - 1) are the cosines of each public row's features with the other rows' in its batch; f̄ and s̄ are the
-means of the clients' logits and cosines. The label is left to cross-entropy: a client learned the other classes from
-others, so only the proportions of these are preserved.
+s_n (B, B - 1) are the cosines of each public row's features with the other rows' in its batch; f̄
+and s̄ are the means of the clients' logits and cosines. The label is left to cross-entropy: a
+client learned the other classes from others, so only the proportions of these are preserved.
 
-Messages: logits and cosines on public batches up, their means down, τ B (K + B - 1) numbers each way. Features are
-never sent, so they may have any width. A client needs a network with separate features and head, and reveals how
-similar its features of two rows are. A round has the steps of FCCL: see `fedloom.methods.distillation.fccl.round`.
+Messages: logits and cosines on public batches up, their means down, τ B (K + B - 1) numbers each
+way. Features are never sent, so they may have any width. A client needs a network with separate
+features and head, and reveals how similar its features of two rows are. A round has the steps of
+FCCL: see `fedloom.methods.distillation.fccl.round`.
 
 Differs:
-    The previous model's part is KL between distributions over the K - 1 classes, as in the paper. The code takes their
-        shares in the softmax of all K, which do not sum to 1.
-    T is `local_dis_power` in the code, which has no weight but T². The mean includes oneself, as there.
+    The previous model's part is KL between distributions over the K - 1 classes, as in the paper.
+        The code takes their shares in the softmax of all K, which do not sum to 1.
+    T is `local_dis_power` in the code, which has no weight but T². The mean includes oneself, as
+    there.
     The code has no pretrained model: that term of FCCL is gone.
-    For batches, one Adam for the whole run, without weight decay, the order of the stages, τ, `EPS`, references and
-        their first step see `fedloom.methods.distillation.fccl`. The code's public batches have 128 to 256 rows.
+    For batches, one Adam for the whole run, without weight decay, the order of the stages, τ,
+        `EPS`, references and their first step see `fedloom.methods.distillation.fccl`. The code's
+        public batches have 128 to 256 rows.
     Cosines are coded as logits are, but as float16 with `coding = "top-k"`, in both directions.
-"""
+"""  # noqa: E501
 
 from collections.abc import Mapping
 from typing import ClassVar, final
@@ -48,13 +54,16 @@ SHORT = 1e-4
 
 
 class FCCLPlusConfig(LogitsConfig):
-    """Weights and temperatures are those of the authors' code on digits. The weight `inter` is multiplied by T²."""
+    """Weights and temperatures are those of the authors' code on digits. The weight `inter` is
+    multiplied by T².
+    """
 
     KIND: ClassVar[Kinds] = {"logits": "logits", "cosines": "values"}
     tau: int = Field(5, ge=1)
     """Steps of each stage (τ). With 1 the term of the previous model has no effect."""
     batch_size: int = Field(32, ge=2)
-    """Batch size of local and public batches (B). The authors' public batches have 128 to 512 rows."""
+    """Batch size of local and public batches (B). The authors' public batches have 128 to 512 rows.
+    """
     inter: float = Field(1.0, ge=0)
     """Weight of the divergence from the previous model."""
     correlation: float = Field(1.0, ge=0)
@@ -82,7 +91,11 @@ class FCCLPlusConfig(LogitsConfig):
         """Template of a client's answer on a batch."""
         size = self.batch_size
         logits: dict[str, Template] = {"logits": self.template(classes)} if self.correlation else {}
-        return {**logits, "cosines": like(size, size - 1, self.dense_coding)} if self.similarity else logits
+        return (
+            {**logits, "cosines": like(size, size - 1, self.dense_coding)}
+            if self.similarity
+            else logits
+        )
 
 
 class FeaturesAndLogits(Features):
@@ -112,13 +125,21 @@ class FCCLPlusClient(Party[FCCLPlusConfig]):
         batches = self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size)
         previous = steps.stage_logits(self, batches.x) if self.cfg.looks_back else None
         for i, (x, y) in enumerate(batches):
-            self.minimize(self.private_loss, x, y, previous[i] if previous is not None and i else None)
+            self.minimize(
+                self.private_loss, x, y, previous[i] if previous is not None and i else None
+            )
 
     def private_loss(self, x: Tensor, y: Tensor, previous: Tensor | None) -> Tensor:
-        """The loss () on x (B, ...), y (B,), with the previous model's logits (B, K), or None without."""
+        """The loss () on x (B, ...), y (B,), with the previous model's logits (B, K), or None
+        without.
+        """
         cfg, f = self.cfg, self.model(x)[..., -self.context.classes :]
         loss = self.context.task.loss(f, y)
-        return loss if previous is None else loss + cfg.inter * others_kl(previous, f, y, cfg.inter_temperature)
+        return (
+            loss
+            if previous is None
+            else loss + cfg.inter * others_kl(previous, f, y, cfg.inter_temperature)
+        )
 
     def predict(self, *, t: int, i: int) -> dict[str, Tree]:
         """Logits (B, K) and cosines (B, B - 1) on the public batch."""
@@ -135,13 +156,19 @@ class FCCLPlusClient(Party[FCCLPlusConfig]):
         cfg, x = self.cfg, public_batch(self, t, i)
         widths = {"logits": self.context.classes, "cosines": cfg.batch_size - 1}
         target = {name: cfg.decode_dense(z, widths[name]) for name, z in mean.items()}
-        gradient, (_, terms) = grad_and_value(self.transfer_loss, has_aux=True)(self.forward(x), target)
+        gradient, (_, terms) = grad_and_value(self.transfer_loss, has_aux=True)(
+            self.forward(x), target
+        )
         self.descend(x, gradient)
         for name, loss in terms.items():
             self.note(f"{name} loss", loss)
 
-    def transfer_loss(self, out: Tensor, mean: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss () of features and logits (B, d + K) against the means, and its terms before their weights."""
+    def transfer_loss(
+        self, out: Tensor, mean: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss () of features and logits (B, d + K) against the means, and its terms before
+        their weights.
+        """
         cfg, terms = self.cfg, {}
         features, logits = parted(out, self.context.classes)
         if cfg.correlation:
@@ -190,14 +217,17 @@ def cosines(features: Tensor) -> Tensor:
 
 
 def others(f: Tensor, y: Tensor) -> Tensor:
-    """The logits (B, K - 1) in f (B, K) of all classes but y (B,), cyclically from the class after y."""
+    """The logits (B, K - 1) in f (B, K) of all classes but y (B,), cyclically from the class after
+    y.
+    """
     classes = f.shape[-1]
     step = torch.arange(1, classes, device=f.device)
     return f.gather(-1, (y[:, None] + step) % classes)
 
 
 def others_kl(previous: Tensor, f: Tensor, y: Tensor, temperature: float) -> Tensor:
-    """T² KL(q_previous || q), the mean over rows: q (B, K - 1) is softmax(f / T) over the classes that are not y (B,).
+    """T² KL(q_previous || q), the mean over rows: q (B, K - 1) is softmax(f / T) over the classes
+    that are not y (B,).
 
     Args:
         previous: (B, K) logits, constants.
@@ -212,9 +242,9 @@ def others_kl(previous: Tensor, f: Tensor, y: Tensor, temperature: float) -> Ten
 METHODS = (
     Method(
         name="fccl-plus",
-        title="FCCL with similarity of rows, and distillation on the classes that are not the label",
-        paper="W. Huang, M. Ye, Z. Shi, B. Du: Generalizable Heterogeneous Federated Cross-Correlation and Instance "
-        "Similarity Learning, TPAMI 2023",
+        title="FCCL with similarity of rows, and distillation on the classes that are not the label",  # noqa: E501
+        paper="W. Huang, M. Ye, Z. Shi, B. Du: Generalizable Heterogeneous Federated "
+        "Cross-Correlation and Instance Similarity Learning, TPAMI 2023",
         only_classes="it correlates the logits of classes",
         local=EVERY_LOCAL,
         family="distillation",

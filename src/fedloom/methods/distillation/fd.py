@@ -1,33 +1,37 @@
 """FD: federated distillation without public data, towards the mean logits of each class.
 
-Paper: E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis and S.-L. Kim, "Communication-Efficient On-Device Machine Learning:
-Federated Distillation and Augmentation under Non-IID Private Data", NeurIPS Workshop on Machine Learning on the Phone
-and other Consumer Devices, 2018. Its federated augmentation is not here.
+Paper: E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis and S.-L. Kim, "Communication-Efficient On-Device
+Machine Learning: Federated Distillation and Augmentation under Non-IID Private Data", NeurIPS
+Workshop on Machine Learning on the Phone and other Consumer Devices, 2018. Its federated
+augmentation is not here.
 
-Each client n keeps its network, its rows and its architecture. It sends the server its mean answer to the rows of each
-class y, and receives the mean answer of the others, Ĝ_{n,y}. Its own answers p are pulled towards it:
+Each client n keeps its network, its rows and its architecture. It sends the server its mean answer
+to the rows of each class y, and receives the mean answer of the others, Ĝ_{n,y}. Its own answers p
+are pulled towards it:
 
     V = CE(y, p) + γ CE(softmax(Ĝ_{n,y}), p)
 
-Messages: the means (K, K) and a mask of the classes that have one (K,), up and down. The mask reveals which classes the
-client's rows of the round had. Networks are black boxes: only their answers are used.
+Messages: the means (K, K) and a mask of the classes that have one (K,), up and down. The mask
+reveals which classes the client's rows of the round had. Networks are black boxes: only their
+answers are used.
 
 What a client receives about classes that it has no rows of does not enter its loss.
 
 Differs:
-    Answers are averaged as logits, and softmax makes a target of the mean, as everywhere in this family; with
-        `average = "probabilities"` they are averaged after softmax.
-    Answers are taken from the forward passes of the local steps: each is the answer of the weights before its step.
-    The mean over others is over those that have the class, not over all. A class that no other client has in a round
-        has no target in the next, as in the first round: there the loss is CE alone. A client that is not sampled in a
-        round keeps its targets.
+    Answers are averaged as logits, and softmax makes a target of the mean, as everywhere in this
+        family; with `average = "probabilities"` they are averaged after softmax.
+    Answers are taken from the forward passes of the local steps: each is the answer of the weights
+    before its step. The mean over others is over those that have the class, not over all. A class
+        that no other client has in a round has no target in the next, as in the first round: there
+        the loss is CE alone. A client that is not sampled in a round keeps its targets.
     A node sends a class of few own rows as absent (`min_class_rows` of its `node.toml`).
-    The paper itself was not available: its description here is from memory and from secondary sources. γ = 0.15 is our
-        choice, without a source.
+    The paper itself was not available: its description here is from memory and from secondary
+        sources. γ = 0.15 is our choice, without a source.
     FedAL's paper, which compares with FD, does not give its τ: 1 is our choice.
     The server clips the means, so that no sum overflows: logits to ±1e30, probabilities to 0 and 1.
-    No code of the authors is known. HtFLlib's has γ = 1 and a mean that includes the client itself; for long it took
-        CE against raw mean logits, as if they were probabilities; later versions have the softmax.
+    No code of the authors is known. HtFLlib's has γ = 1 and a mean that includes the client itself;
+        for long it took CE against raw mean logits, as if they were probabilities; later versions
+        have the softmax.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +69,11 @@ class FDConfig(TrainingConfig):
 
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`: the server removes each client's own answer."""
-        return "each client gets the mean of the others, from single answers" if aggregator.hidden else ""
+        return (
+            "each client gets the mean of the others, from single answers"
+            if aggregator.hidden
+            else ""
+        )
 
 
 @final
@@ -78,7 +86,9 @@ class FDClient(Party[FDConfig]):
     MEANS = ("update",)
 
     def setup(self) -> None:
-        """`received`: the others' mean answers (K, K) by class, and a mask (K,) of the classes that have one."""
+        """`received`: the others' mean answers (K, K) by class, and a mask (K,) of the classes that
+        have one.
+        """
         self.network(self.context.build(), Adam(self.cfg.lr))
         classes, device = self.context.classes, self.context.device
         self.received: dict[str, Tensor] = {
@@ -87,7 +97,9 @@ class FDClient(Party[FDConfig]):
         }
 
     def update(self, *, t: int) -> dict[str, Tensor]:
-        """Round t's τ steps on own rows; the mean answer (K, K) by class of their forward passes, and a mask (K,)."""
+        """Round t's τ steps on own rows; the mean answer (K, K) by class of their forward passes,
+        and a mask (K,).
+        """
         batches, answers = self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size), []
         for x, y in batches:
             f = self.forward(x)
@@ -124,25 +136,38 @@ class FDServer(Party[FDConfig]):
         return {"means": reply["means"].clamp(*bounds)}
 
     def teach(self, found: Combined) -> dict[int, dict[str, Tensor]]:
-        """For each client the mean (K, K) over the others that have a class, and a mask (K,) of classes with one; of
-        all clients, if the run takes another mean, from which no answer can be removed."""
+        """For each client the mean (K, K) over the others that have a class, and a mask (K,) of
+        classes with one; of all clients, if the run takes another mean, from which no answer can be
+        removed.
+        """
         if self.context.aggregator.even:
-            return {n: {"means": found.value["means"], "known": found.weight > 0} for n in found.ids}
+            return {
+                n: {"means": found.value["means"], "known": found.weight > 0} for n in found.ids
+            }
         replies = found.replies
         present = torch.stack([r["present"] for r in replies.values()])  # (n, K)
         answers = torch.stack([self.read(n, r)["means"] for n, r in replies.items()])
         means = answers * present[..., None]  # (n, K, K)
         others = present.sum(0) - present.long()  # (n, K): how many have the class
         mean = (means.sum(0) - means) / others.clamp(min=1)[..., None]
-        return {n: {"means": m, "known": k} for n, m, k in zip(replies, mean, others > 0, strict=True)}
+        return {
+            n: {"means": m, "known": k} for n, m, k in zip(replies, mean, others > 0, strict=True)
+        }
 
 
-def round(fed: Federation, server: FDServer, clients: Sequence[int], cfg: FDConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: FDServer, clients: Sequence[int], cfg: FDConfig, t: int
+) -> Iterator[str]:
     """One round: local training, then the exchange of mean answers."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     classes = server.context.classes
     answer = {"means": floats(classes, classes), "present": Shape("bool", classes)}
-    how: dict[str, Any] = {"expect": answer, "weight": "present", "read": server.read, "kind": cfg.average}
+    how: dict[str, Any] = {
+        "expect": answer,
+        "weight": "present",
+        "read": server.read,
+        "kind": cfg.average,
+    }
     found = fed.mean(chosen, "update", shared={"t": t}, **how, min_replies=2)
     if found is not None:
         fed.call(found.ids, "hear", each=server.teach(found))
@@ -153,8 +178,8 @@ METHODS = (
     Method(
         name="fd",
         title="Distillation without public data, towards the others' mean logits of each class",
-        paper="E. Jeong et al.: Communication-Efficient On-Device Machine Learning: Federated Distillation and "
-        "Augmentation under Non-IID Private Data, 2018",
+        paper="E. Jeong et al.: Communication-Efficient On-Device Machine Learning: Federated "
+        "Distillation and Augmentation under Non-IID Private Data, 2018",
         only_classes="it exchanges the mean logits of each class",
         local=EVERY_LOCAL,
         family="distillation",

@@ -1,29 +1,34 @@
 """FedAL: black-box federated knowledge distillation enabled by adversarial learning.
 
-Paper: P. Han, X. Shi and J. Huang, "FedAL: Black-Box Federated Knowledge Distillation Enabled by Adversarial
-Learning". Equation and line numbers below are the paper's; lines are those of Algorithm 1.
+Paper: P. Han, X. Shi and J. Huang, "FedAL: Black-Box Federated Knowledge Distillation Enabled by
+Adversarial Learning". Equation and line numbers below are the paper's; lines are those of Algorithm
+1.
 
-Each client n keeps its network f_n, its labeled rows D_n and its architecture to itself. All hold the same
-unlabeled public rows P. The server sees only logits on P: it averages them, and trains a discriminator h to tell
-which client they are from. A client learns from its own labels, then towards the others' mean and away from the
-features that identify it:
+Each client n keeps its network f_n, its labeled rows D_n and its architecture to itself. All hold
+the same unlabeled public rows P. The server sees only logits on P: it averages them, and trains a
+discriminator h to tell which client they are from. A client learns from its own labels, then
+towards the others' mean and away from the features that identify it:
 
     V_loc = CE(y, f_n) + KL(p_n before this stage || p_n)                                            (17)
     V_glo = KL(mean of the others || p_n) + log h(p_n)[n] + KL(p_n before this stage || p_n)         (18)
 
-Local, FedMD, FedMD-LF and FedAL without less-forgetting (LF) are configurations of this page: a weight of 0 removes
-its term and the messages that only this term needs. FedDF-AL (`feddf_al`) calls the functions of this page.
+Local, FedMD, FedMD-LF and FedAL without less-forgetting (LF) are configurations of this page: a
+weight of 0 removes its term and the messages that only this term needs. FedDF-AL (`feddf_al`) calls
+the functions of this page.
 
 Differs:
-    Lines 15-16: the server sends the mean of all clients, and each client removes its own logits from it, as (5)
-        requires. With a `coding` other than float32 it removes its logits as the server decoded them.
-    Line 13: the mean is over clients as well as rows, which is (8). The optimizer is Adam, because at the printed
-        rate plain SGD leaves the discriminator where it began (preset `paper` has SGD).
-    Line 18: a client caps each row of the server's gradient at the norm `gradient_cap`, because a server that may
-        send any gradient could steer a client anywhere (preset `paper` has no cap).
-    The LF term of a stage's first step is not computed, as its gradient is zero: with tau = 1 LF changes no bit.
-    References are evaluation-mode outputs on the stage's batches, made once at its start.
-"""
+    Lines 15-16: the server sends the mean of all clients, and each client removes its own logits
+        from it, as (5) requires. With a `coding` other than float32 it removes its logits as the
+        server decoded them.
+    Line 13: the mean is over clients as well as rows, which is (8). The optimizer is Adam, because
+        at the printed rate plain SGD leaves the discriminator where it began (preset `paper` has
+        SGD).
+    Line 18: a client caps each row of the server's gradient at the norm `gradient_cap`, because a
+        server that may send any gradient could steer a client anywhere (preset `paper` has no cap).
+    The LF term of a stage's first step is not computed, as its gradient is zero: with tau = 1 LF
+    changes no bit. References are evaluation-mode outputs on the stage's batches, made once at its
+    start.
+"""  # noqa: E501
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -37,7 +42,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.aggregate import Aggregator, Combined
-from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, SGD, Adam, Federation, Method, Party, Tree, cap_rows
+from fedloom.core.page import (
+    EVERY_LOCAL,
+    EVERY_TASK,
+    SGD,
+    Adam,
+    Federation,
+    Method,
+    Party,
+    Tree,
+    cap_rows,
+)
 from fedloom.methods.distillation import steps, trust
 from fedloom.methods.features import gradient_variance
 from fedloom.methods.steps import label_loss, reset_optimizer
@@ -49,7 +64,8 @@ class FedALConfig(trust.TrustSettings, steps.LogitsConfig):
     tau: int = Field(5, ge=1)
     """Steps of each stage (τ). The paper's FedMD has 1."""
     adam: Literal["kept", "stage"] = "kept"
-    """Whether one Adam is kept for both stages and all rounds, or reset at the start of each stage."""
+    """Whether one Adam is kept for both stages and all rounds, or reset at the start of each stage.
+    """
     kd: float = Field(1.0, ge=0)
     """Weight of the distillation term."""
     adv: float = Field(1.0, ge=0)
@@ -67,27 +83,37 @@ class FedALConfig(trust.TrustSettings, steps.LogitsConfig):
     disc_lr: float = Field(1e-4, gt=0)
     """Learning rate of the discriminator (η_d)."""
     disc_optimizer: Literal["adam", "sgd"] = "adam"
-    """Optimizer of the discriminator. The paper names none; Algorithm 1 has a plain gradient step."""
+    """Optimizer of the discriminator. The paper names none; Algorithm 1 has a plain gradient step.
+    """
     include_self: bool | None = None
-    """Whether a client's target is the mean of all clients instead of the mean of the others, (5); None for true
-    with trust. With false, a client with trust is sent its own weights."""
+    """Whether a client's target is the mean of all clients instead of the mean of the others, (5);
+    None for true with trust. With false, a client with trust is sent its own weights.
+    """
     kl_direction: Literal["forward", "reverse"] = "forward"
     """KL(target || p), or KL(p || target)."""
     average: Literal["logits", "probabilities"] | None = None
-    """Quantity that the server averages: logits, as in (5), or probabilities; None for logits if trust is uniform."""
+    """Quantity that the server averages: logits, as in (5), or probabilities; None for logits if
+    trust is uniform.
+    """
     gradient_cap: float | None = Field(1.0, gt=0)
     """Clipping norm of each row of the server's gradient at a client; None for no clipping."""
     variances: bool = False
     """Whether parties note the variance of each term's gradient between batches, (46)-(51)."""
 
     def refuses(self, aggregator: Aggregator) -> str:
-        """See `MethodConfig.refuses`: an adversary compares single answers, and a client may remove its own."""
+        """See `MethodConfig.refuses`: an adversary compares single answers, and a client may remove
+        its own.
+        """
         if self.adv and aggregator.hidden:
             return "the adversary compares single answers: set params.adv = 0"
         if not self.averages_logits and aggregator.secure:
             return 'clients send logits: set params.average = "logits"'
         whole = self.include_self is not False or not aggregator.even
-        return super().refuses(aggregator) if whole else "no client can remove its own answer: leave include_self out"
+        return (
+            super().refuses(aggregator)
+            if whole
+            else "no client can remove its own answer: leave include_self out"
+        )
 
     @property
     def includes_self(self) -> bool:
@@ -110,7 +136,7 @@ class FedALConfig(trust.TrustSettings, steps.LogitsConfig):
         return self.kd > 0 or self.adv > 0
 
 
-# -- a client's stages, lines 3-7 and 9-18 -----------------------------------------------------------------------------
+# -- a client's stages, lines 3-7 and 9-18 ---------------------------------------------------------
 
 
 def local_stage(client: Party[FedALConfig], t: int) -> None:
@@ -126,7 +152,9 @@ def local_stage(client: Party[FedALConfig], t: int) -> None:
             note_variance(client, "label", partial(label_loss, client), x, y)
             if anchor is not None:
                 own = task.soft(anchor, cfg.kd_temperature)
-                term = cfg.lf_local * task.distill_gradient(own, client.infer(x), cfg.kd_temperature)
+                term = cfg.lf_local * task.distill_gradient(
+                    own, client.infer(x), cfg.kd_temperature
+                )
                 note_variance(client, "lf local", partial(along, client), x, term)
         client.minimize(partial(local_loss, client), x, y, anchor)  # line 6
     if cfg.adam == "stage":
@@ -134,7 +162,9 @@ def local_stage(client: Party[FedALConfig], t: int) -> None:
 
 
 def local_loss(client: Party[FedALConfig], x: Tensor, y: Tensor, before: Tensor | None) -> Tensor:
-    """V_loc () of (17) on x (B, ...), y (B,); `before` (B, K) are the logits of the stage's start."""
+    """V_loc () of (17) on x (B, ...), y (B,); `before` (B, K) are the logits of the
+    stage's start.
+    """
     cfg, task, f = client.cfg, client.context.task, client.model(x)
     if before is None:
         return task.loss(f, y)
@@ -143,13 +173,22 @@ def local_loss(client: Party[FedALConfig], x: Tensor, y: Tensor, before: Tensor 
 
 
 def transfer_reference(client: Party[FedALConfig], t: int) -> dict[str, Any]:
-    """The frozen model of (14) at the start of round t's transfer stage: its logits (τ, B, K) on the public batches."""
+    """The frozen model of (14) at the start of round t's transfer stage: its logits (τ, B, K) on
+    the public batches.
+    """
     x = torch.stack([*client.public(t, steps=client.cfg.tau, size=client.cfg.batch_size)])
     return {"t": t, "logits": steps.stage_logits(client, x)}
 
 
 def transfer_step(
-    client: Party[FedALConfig], t: int, i: int, n: int, mean: Tree, gradient: Tree, share: Tensor | None, reference: Any
+    client: Party[FedALConfig],
+    t: int,
+    i: int,
+    n: int,
+    mean: Tree,
+    gradient: Tree,
+    share: Tensor | None,
+    reference: Any,
 ) -> None:
     """Lines 17-18: one step on V_glo of (18). For the arguments see `FedALClient.distil`."""
     cfg, task, x = client.cfg, client.context.task, steps.public_batch(client, t, i)
@@ -171,11 +210,17 @@ def transfer_step(
             client.note(f"gradient norm {name}", term.norm(dim=-1).mean())
 
 
-def target_of(f: Tensor, mean: Tree, n: int, share: Tensor | None, client: Party[FedALConfig]) -> Tensor:
-    """The others' answer p̄_{-n} (B, K) of (6), from the encoded mean of all n clients, the own logits f (B, K), and the
-    own weights in the mean `share` (B,), or None where they are equal. Of another mean than (5) it is that itself."""
+def target_of(
+    f: Tensor, mean: Tree, n: int, share: Tensor | None, client: Party[FedALConfig]
+) -> Tensor:
+    """The others' answer p̄_{-n} (B, K) of (6), from the encoded mean of all n clients, the own
+    logits f (B, K), and the own weights in the mean `share` (B,), or None where they are equal. Of
+    another mean than (5) it is that itself.
+    """
     cfg, classes, soft = client.cfg, client.context.classes, client.context.task.soft
-    own, average, temperature = cfg.decode(cfg.encode(f), classes), cfg.decode_dense(mean, classes), cfg.kd_temperature
+    own = cfg.decode(cfg.encode(f), classes)
+    average = cfg.decode_dense(mean, classes)
+    temperature = cfg.kd_temperature
     value = own if cfg.averages_logits else soft(own, temperature)
     if share is not None:
         others = trust.without(value, average, share)
@@ -191,13 +236,17 @@ def capped(gradient: Tree, client: Party[FedALConfig]) -> Tensor:
     return cap_rows(g, client.cfg.gradient_cap) if client.cfg.gradient_cap else g
 
 
-def note_variance(party: Party[object], name: str, loss: Callable[..., Tensor], *batch: Tensor) -> None:
+def note_variance(
+    party: Party[object], name: str, loss: Callable[..., Tensor], *batch: Tensor
+) -> None:
     """Note the variance of a term's gradient with respect to the weights."""
     party.note(f"gradient variance {name}", gradient_variance(party, loss, *batch))
 
 
 def along(party: Party[object], x: Tensor, term: Tensor) -> Tensor:
-    """A scalar with the gradient of the mean of a `term`, given by each row's gradient (B, K) in the logits."""
+    """A scalar with the gradient of the mean of a `term`, given by each row's gradient (B, K) in
+    the logits.
+    """
     return (party.model(x) * term).sum() / len(x)
 
 
@@ -206,7 +255,9 @@ def build_discriminator(server: Party[FedALConfig]) -> None:
     cfg = server.cfg
     optimizer = {"adam": Adam, "sgd": SGD}[cfg.disc_optimizer](cfg.disc_lr)
     with server.seeded("discriminator"):
-        server.network(mlp(server.context.classes, *cfg.disc_hidden, server.context.parties), optimizer)
+        server.network(
+            mlp(server.context.classes, *cfg.disc_hidden, server.context.parties), optimizer
+        )
 
 
 def averaged(party: Party[FedALConfig], f: Tensor) -> Tensor:
@@ -217,16 +268,21 @@ def averaged(party: Party[FedALConfig], f: Tensor) -> Tensor:
 def judge(
     server: trust.TrustingServer[FedALConfig], found: Combined, t: int, i: int
 ) -> tuple[Tree, dict[int, dict[str, Tree]]]:
-    """Lines 12-16, from the mean answer (B, K) and each client's logits (B, K), encoded, on the i-th public batch.
+    """Lines 12-16, from the mean answer (B, K) and each client's logits (B, K), encoded, on the
+    i-th public batch.
 
     Returns:
-        The mean answer (B, K), and for each client its `gradient` (B, K), all encoded, but no gradient with
-        adv = 0; with trust its `share` (B,) of the mean, if it is to remove its own answer.
+        The mean answer (B, K), and for each client its `gradient` (B, K), all encoded, but no
+        gradient with adv = 0; with trust its `share` (B,) of the mean, if it is to remove its own
+        answer.
     """
-    cfg, average, each = server.cfg, found.value, dict[int, dict[str, Tree]]((n, {}) for n in found.ids)
+    cfg = server.cfg
+    average = found.value
+    each = dict[int, dict[str, Tree]]((n, {}) for n in found.ids)
     if cfg.trust == "uniform" and not cfg.adv:
         return cfg.encode_dense(average), each  # line 15 alone
-    f = torch.stack([cfg.decode(z, server.context.classes) for z in found.replies.values()])  # (n, B, K)
+    # (n, B, K)
+    f = torch.stack([cfg.decode(z, server.context.classes) for z in found.replies.values()])
     if cfg.trust != "uniform":
         numbers = partial(steps.public_numbers, server, t, i)
         average, shares = trust.average(server, found.ids, numbers, averaged(server, f), f)
@@ -249,7 +305,9 @@ def judge(
     return cfg.encode_dense(average), each
 
 
-def author_loss(server: Party[FedALConfig], f: Tensor, author: Tensor, reduction: str = "mean") -> Tensor:
+def author_loss(
+    server: Party[FedALConfig], f: Tensor, author: Tensor, reduction: str = "mean"
+) -> Tensor:
     """-U of (7), (8): cross-entropy of h(softmax(f / E)) (m, N) against the authors (m,)."""
     guess = server.model(server.context.task.soft(f, server.cfg.disc_temperature))
     loss = F.cross_entropy(guess, author, reduction=reduction)
@@ -261,7 +319,9 @@ def author_loss(server: Party[FedALConfig], f: Tensor, author: Tensor, reduction
 
 def mlp(*widths: int) -> nn.Sequential:
     """Linear layers of these widths with ReLU between them."""
-    return nn.Sequential(*[layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())][:-1])
+    return nn.Sequential(
+        *[layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())][:-1]
+    )
 
 
 @final
@@ -275,7 +335,9 @@ class FedALClient(Party[FedALConfig]):
     introduce = trust.introduce
 
     def setup(self) -> None:
-        """Line 1. `reference` is (14)'s frozen model: a round t, and the logits (τ, B, K) on its public batches."""
+        """Line 1. `reference` is (14)'s frozen model: a round t, and the logits (τ, B, K) on its
+        public batches.
+        """
         self.network(self.context.build(), Adam(self.cfg.lr))
         self.reference: dict[str, Any] = {"t": -1, "logits": torch.empty(0)}
 
@@ -289,7 +351,16 @@ class FedALClient(Party[FedALConfig]):
             self.reference = transfer_reference(self, t)
         return self.cfg.encode(self.forward(steps.public_batch(self, t, i)))
 
-    def distil(self, *, t: int, i: int, n: int, mean: Tree, gradient: Tree = None, share: Tensor | None = None) -> None:
+    def distil(
+        self,
+        *,
+        t: int,
+        i: int,
+        n: int,
+        mean: Tree,
+        gradient: Tree = None,
+        share: Tensor | None = None,
+    ) -> None:
         """Lines 17-18: one step on V_glo of (18).
 
         Args:
@@ -304,7 +375,9 @@ class FedALClient(Party[FedALConfig]):
 
 @final
 class FedALBlackBox(steps.BlackBoxParty[FedALConfig]):
-    """A client without a network: the minimizer of V_glo of (18) is the soft label for its next fit."""
+    """A client without a network: the minimizer of V_glo of (18) is the soft label for its next
+    fit.
+    """
 
     ROLE = "client"
     STATE = ("targets", "fitted")
@@ -315,9 +388,20 @@ class FedALBlackBox(steps.BlackBoxParty[FedALConfig]):
         """Lines 9-11: log-probabilities (B, K) on the public batch."""
         return self.cfg.encode(steps.public_log_probs(self, t, i))
 
-    def distil(self, *, t: int, i: int, n: int, mean: Tree, gradient: Tree = None, share: Tensor | None = None) -> None:
-        """Lines 17-18, with the arguments of a client. The soft labels are softmax(f*), f* = T_n - G_n adv / kd: the
-        others' answer T_n, and from there a step against the discriminator's gradient. There is no less-forgetting."""
+    def distil(
+        self,
+        *,
+        t: int,
+        i: int,
+        n: int,
+        mean: Tree,
+        gradient: Tree = None,
+        share: Tensor | None = None,
+    ) -> None:
+        """Lines 17-18, with the arguments of a client. The soft labels are softmax(f*), f* = T_n -
+        G_n adv / kd: the others' answer T_n, and from there a step against the discriminator's
+            gradient. There is no less-forgetting.
+        """
         cfg, f = self.cfg, steps.public_log_probs(self, t, i)
         if cfg.kd:
             f = steps.outputs_of(self, target_of(f, mean, n, share, self), cfg.kd_temperature)
@@ -340,7 +424,11 @@ class FedALServer(trust.TrustingServer[FedALConfig]):
 
 
 def round(
-    fed: Federation, server: trust.TrustingServer[FedALConfig], clients: Sequence[int], cfg: FedALConfig, t: int
+    fed: Federation,
+    server: trust.TrustingServer[FedALConfig],
+    clients: Sequence[int],
+    cfg: FedALConfig,
+    t: int,
 ) -> Iterator[str]:
     """Algorithm 1, lines 2-21, for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
@@ -357,14 +445,18 @@ def round(
         found = fed.mean(chosen, "predict", shared=batch, **how)  # lines 9-11, 15
         if found is not None:
             mean, each = judge(server, found, t, i)  # lines 12-16
-            fed.call(found.ids, "distil", shared={**batch, "n": len(found.ids), "mean": mean}, each=each)  # lines 17-18
+            # lines 17-18
+            fed.call(
+                found.ids, "distil", shared={**batch, "n": len(found.ids), "mean": mean}, each=each
+            )
     yield "transfer"
 
 
 FEDAL = Method(
     name="fedal",
     title="Distillation with an adversarial server and less-forgetting",
-    paper="P. Han et al.: FedAL: Black-Box Federated Knowledge Distillation Enabled by Adversarial Learning, JSAC 2024",
+    paper="P. Han et al.: FedAL: Black-Box Federated Knowledge Distillation Enabled by Adversarial "
+    "Learning, JSAC 2024",
     family="distillation",
     config=FedALConfig,
     round=round,
@@ -380,7 +472,12 @@ FEDAL = Method(
 
 METHODS = (
     FEDAL,
-    replace(FEDAL, name="fedmd-lf", title="FedMD with less-forgetting, FedAL without adversary", fixed={"adv": 0.0}),
+    replace(
+        FEDAL,
+        name="fedmd-lf",
+        title="FedMD with less-forgetting, FedAL without adversary",
+        fixed={"adv": 0.0},
+    ),
     replace(
         FEDAL,
         name="fedmd",

@@ -1,32 +1,40 @@
-"""FedDF: weights averaged among clients of one architecture, then the ensemble of all clients distilled into each.
+"""FedDF: weights averaged among clients of one architecture, then the ensemble of all clients
+distilled into each.
 
-Paper: T. Lin, L. Kong, S. U. Stich, M. Jaggi, "Ensemble Distillation for Robust Model Fusion in Federated Learning",
-NeurIPS 2020; its heterogeneous form, for clients of several architectures ("prototype groups"). p_g is what the model
-of group g predicts, f_n are the logits of client n's model:
+Paper: T. Lin, L. Kong, S. U. Stich, M. Jaggi, "Ensemble Distillation for Robust Model Fusion in
+Federated Learning", NeurIPS 2020; its heterogeneous form, for clients of several architectures
+("prototype groups"). p_g is what the model of group g predicts, f_n are the logits of client n's
+model:
 
     start of g = mean of its clients' weights, weighted by rows
-    loss of g  = KL(softmax(mean_n f_n) || p_g) on unlabeled public rows, the mean over all clients of all groups
+    loss of g  = KL(softmax(mean_n f_n) || p_g) on unlabeled public rows, the mean over all clients
+    of all groups
 
-Messages: a network's weights (d numbers) and statistics up and down, and a row count up. The statistics are all float
-buffers, such as BatchNorm's running means and variances: the server needs them to run every client's model. So no
-client is a black box here: the server knows every architecture and sees every weight. Nobody sends logits.
+Messages: a network's weights (d numbers) and statistics up and down, and a row count up. The
+statistics are all float buffers, such as BatchNorm's running means and variances: the server needs
+them to run every client's model. So no
+client is a black box here: the server knows every architecture and sees every weight. Nobody sends
+    logits.
 
-Without distillation it is FedAvg as FedAL's experiments compare it, `fedavg-adam`: the local training is that of the
-family, and clients of different architectures share a federation, but each group averages only its own models.
+Without distillation it is FedAvg as FedAL's experiments compare it, `fedavg-adam`: the local
+training is that of the family, and clients of different architectures share a federation, but each
+group averages only its own models.
 
 Differs:
-    The server makes a fixed number of steps at a constant rate. The original, as we recall it, makes up to 10,000 with
-        a decaying rate and stops early by a validation set, which does not exist here.
-    Adam is new for every fusion, as each is a separate optimization. The clients keep one Adam for the whole run, as in
-        this family; the original trains with SGD.
-    If architectures differ, "the ensemble" means all clients' models, as the authors answered a reader.
-    A group without replies keeps its model as its start, and is taught like the others.
-    A model whose logits on the round's public rows are not finite is excluded from the ensemble and from its group's
-        mean. If a mean is not finite, its group keeps its previous model.
-    FedAL's paper gives no τ for FedAvg, and neither server steps nor rate for FedDF. These are our choice, with FedDF's
-        τ for `fedavg-adam`.
-    Teachers are in evaluation mode, students in training mode: their statistics move on public rows.
-    A client that is not sampled in a round is evaluated with the model of its group, which is not counted as a message.
+    The server makes a fixed number of steps at a constant rate. The original, as we recall it,
+        makes up to 10,000 with a decaying rate and stops early by a validation set, which does not
+        exist here.
+    Adam is new for every fusion, as each is a separate optimization. The clients keep one Adam for
+        the whole run, as in this family; the original trains with SGD.
+    If architectures differ, "the ensemble" means all clients' models, as the authors answered a
+    reader. A group without replies keeps its model as its start, and is taught like the others.
+    A model whose logits on the round's public rows are not finite is excluded from the ensemble and
+        from its group's mean. If a mean is not finite, its group keeps its previous model.
+    FedAL's paper gives no τ for FedAvg, and neither server steps nor rate for FedDF. These are our
+        choice, with FedDF's τ for `fedavg-adam`.
+    Teachers are in evaluation mode, students in training mode: their statistics move on public
+    rows. A client that is not sampled in a round is evaluated with the model of its group, which is
+    not counted as a message.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -82,7 +90,10 @@ class FedDFConfig(trust.TrustSettings, TrainingConfig):
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`: the server asks each client's model."""
         if aggregator.hidden:
-            return "the server distils the answers of each client's model: use fedavg-adam, which only averages"
+            return (
+                "the server distils the answers of each client's model: use fedavg-adam, which "
+                "only averages"
+            )
         return super().refuses(aggregator)
 
 
@@ -99,12 +110,17 @@ class FedDFClient(Party[TrainingConfig]):
     def setup(self) -> None:
         """The group's initial network, and the group's number."""
         self.network(self.context.build(), Adam(self.cfg.lr))
-        self.group = self.context.group  # as state, so that an engine can batch clients of several groups
+        # as state, so that an engine can batch clients of several groups
+        self.group = self.context.group
 
-    def update(self, *, t: int, weights: dict[str, Tensor], statistics: dict[str, Tensor]) -> dict[str, Tree]:
+    def update(
+        self, *, t: int, weights: dict[str, Tensor], statistics: dict[str, Tensor]
+    ) -> dict[str, Tree]:
         """τ steps on own rows, from the group's model."""
         set_model(self.net, weights, statistics)
-        self.train(partial(label_loss, self), self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size))
+        self.train(
+            partial(label_loss, self), self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size)
+        )
         return {**model_of(self.net), "rows": self.row_count}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
@@ -175,7 +191,9 @@ class FedAvgAdamServer(Party[FedAvgAdamConfig]):
 
 
 def distinct_rows(server: Party[FedDFConfig], t: int) -> tuple[Tensor, Tensor]:
-    """The numbers (m,) of round t's public rows without repetition, and batches (S, B) of positions among them."""
+    """The numbers (m,) of round t's public rows without repetition, and batches (S, B) of positions
+    among them.
+    """
     plan = server.public_rows(t, steps=server.cfg.server_steps, size=server.cfg.batch_size)
     numbers, batches = torch.unique(plan.to(server.context.device), return_inverse=True)
     return numbers, batches
@@ -184,11 +202,16 @@ def distinct_rows(server: Party[FedDFConfig], t: int) -> tuple[Tensor, Tensor]:
 def group_networks(server: Party[FedDFConfig]) -> dict[str, Network]:
     """A network of each group, with a new Adam."""
     device, rate = server.context.device, server.cfg.server_lr
-    return {str(g): Network(make().to(device), Adam(rate)) for g, make in enumerate(server.context.group_networks)}
+    return {
+        str(g): Network(make().to(device), Adam(rate))
+        for g, make in enumerate(server.context.group_networks)
+    }
 
 
 def distil(task: Task, network: Network, x: Tensor, target: Tensor, batches: Tensor) -> Tensor:
-    """One step towards the target (n, K) on each batch (S, B) of numbers of rows x (n, ...); the last loss ()."""
+    """One step towards the target (n, K) on each batch (S, B) of numbers of rows x (n, ...); the
+    last loss ().
+    """
 
     def loss(rows: Tensor) -> Tensor:
         return task.distill(target[rows], network(x[rows]))
@@ -196,7 +219,7 @@ def distil(task: Task, network: Network, x: Tensor, target: Tensor, batches: Ten
     return [network.minimize(loss, rows) for rows in batches][-1]
 
 
-# -- models of groups, also for FedDF-AL -------------------------------------------------------------------------------
+# -- models of groups, also for FedDF-AL -----------------------------------------------------------
 
 
 def first_models(context: ClientContext) -> dict[str, Model]:
@@ -225,8 +248,9 @@ class GroupModels(Protocol):
 
 
 def replace_models(server: GroupModels, means: Mapping[str, Combined]) -> None:
-    """Replace the model of each group by the mean of its clients' models; not by one that is not finite, as the mean of
-    finite numbers may be. A group without a mean keeps its model."""
+    """Replace the model of each group by the mean of its clients' models; not by one that is not
+    finite, as the mean of finite numbers may be. A group without a mean keeps its model.
+    """
     finite = {
         g: mean.value
         for g, mean in means.items()
@@ -236,8 +260,12 @@ def replace_models(server: GroupModels, means: Mapping[str, Combined]) -> None:
     server.note("rejected means", len(means) - len(finite))
 
 
-def group_means(fed: Federation, server: GroupModels, replies: Mapping[int, Any]) -> dict[str, Combined]:
-    """The mean of each group's models in these replies, weighted by rows; without groups of too few replies."""
+def group_means(
+    fed: Federation, server: GroupModels, replies: Mapping[int, Any]
+) -> dict[str, Combined]:
+    """The mean of each group's models in these replies, weighted by rows; without groups of too few
+    replies.
+    """
     found: dict[str, Combined] = {}
     for g, ids in members(server, replies).items():
         mean = fed.combine({n: replies[n] for n in ids}, weight="rows", around=server.models[g])
@@ -255,12 +283,16 @@ def members(server: GroupModels, clients: Iterable[int]) -> dict[str, list[int]]
 
 
 def models_of(server: GroupModels) -> dict[str, Any]:
-    """For `fed.means`: replies are models of groups, changed from the server's, and weighted by rows."""
+    """For `fed.means`: replies are models of groups, changed from the server's, and weighted by
+    rows.
+    """
     expect = {g: {**model, "rows": Shape("int64")} for g, model in server.models.items()}
     return {"expect": expect, "weight": "rows", "around": server.models}
 
 
-def of_each(models: Mapping[str, Model], groups: Sequence[int], clients: Iterable[int]) -> dict[int, Model]:
+def of_each(
+    models: Mapping[str, Model], groups: Sequence[int], clients: Iterable[int]
+) -> dict[int, Model]:
     """The model of each client's group."""
     return {n: models[str(groups[n])] for n in clients}
 
@@ -276,7 +308,9 @@ def model_of(network: Network) -> Model:
     return {"weights": state["params"], "statistics": floats_of(state["buffers"])}
 
 
-def set_model(network: Network, weights: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> None:
+def set_model(
+    network: Network, weights: Mapping[str, Tensor], statistics: Mapping[str, Tensor]
+) -> None:
     """Load a model into a network."""
     network.load("params", weights)
     network.load("buffers", {**network.state()["buffers"], **statistics})
@@ -287,7 +321,7 @@ def floats_of(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k: b for k, b in buffers.items() if b.is_floating_point()}
 
 
-# -- the round ---------------------------------------------------------------------------------------------------
+# -- the round -------------------------------------------------------------------------------------
 
 
 def trained(
@@ -309,9 +343,13 @@ def average_round(
     yield "average"
 
 
-def round(fed: Federation, server: FedDFServer, clients: Sequence[int], cfg: FedDFConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: FedDFServer, clients: Sequence[int], cfg: FedDFConfig, t: int
+) -> Iterator[str]:
     """One round of `feddf`; without server steps, one of `fedavg-adam`."""
-    trust.meet(fed, server, fed.sample(clients, cfg.clients_per_round, t) if cfg.server_steps else ())
+    trust.meet(
+        fed, server, fed.sample(clients, cfg.clients_per_round, t) if cfg.server_steps else ()
+    )
     replies = trained(fed, server, clients, cfg, t)
     logits = server.ensemble(t, replies) if cfg.server_steps else {}
     kept = {n: replies[n] for n in logits} if cfg.server_steps else replies
@@ -327,7 +365,8 @@ def round(fed: Federation, server: FedDFServer, clients: Sequence[int], cfg: Fed
 FEDDF = Method(
     name="feddf",
     title="Weights averaged by architecture, then all clients' models distilled into each",
-    paper="T. Lin et al.: Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020",
+    paper="T. Lin et al.: Ensemble Distillation for Robust Model Fusion in Federated Learning, "
+    "NeurIPS 2020",
     family="distillation",
     config=FedDFConfig,
     round=round,
@@ -346,8 +385,10 @@ METHODS = (
         name="fedavg-adam",
         local=("weight_decay", "clip", "schedule", "class_weights"),
         no_local="its optimizer is Adam by definition",
-        title="FedAvg in FedAL's setting: τ steps of Adam, averaged among clients of one architecture",
-        paper="H. B. McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017",
+        title="FedAvg in FedAL's setting: τ steps of Adam, averaged among clients of one "
+        "architecture",
+        paper="H. B. McMahan et al.: Communication-Efficient Learning of Deep Networks from "
+        "Decentralized Data, 2017",
         config=FedAvgAdamConfig,
         round=average_round,
         server=FedAvgAdamServer,

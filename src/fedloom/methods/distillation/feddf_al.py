@@ -1,24 +1,26 @@
 """FedDF-AL: FedAL among all clients, and weights averaged among clients of one architecture.
 
-Paper: P. Han, X. Shi and J. Huang, "FedAL: Black-Box Federated Knowledge Distillation Enabled by Adversarial
-Learning", Fig. 10, which sets it beside FedDF (T. Lin et al., NeurIPS 2020). It has no algorithm box. A round here:
+Paper: P. Han, X. Shi and J. Huang, "FedAL: Black-Box Federated Knowledge Distillation Enabled by
+Adversarial Learning", Fig. 10, which sets it beside FedDF (T. Lin et al., NeurIPS 2020). It has no
+algorithm box. A round here:
 
     local stage        CE + r_loc, from the group's model       `fedal`, lines 3-7
     transfer stage     KL, adversary and r_glo on P             `fedal`, lines 8-18
     average            each group's models, weighted by rows    `feddf`
 
-r_loc holds a client near the group's model, because the local stage begins with it. Messages down: that model with its
-statistics (see `feddf`), then for each public batch the mean answer and the gradient. Messages up: logits for each
-public batch, then the model with its statistics, and a row count. So no client is a black box, unlike in FedAL.
+r_loc holds a client near the group's model, because the local stage begins with it. Messages down:
+that model with its statistics (see `feddf`), then for each public batch the mean answer and the
+gradient. Messages up: logits for each public batch, then the model with its statistics, and a row
+    count. So no client is a black box, unlike in FedAL.
 
 Differs:
-    The paper leaves the order open. Averaging before the transfer stage would make the clients of a group answer alike,
-        so that no discriminator could tell them apart.
+    The paper leaves the order open. Averaging before the transfer stage would make the clients of a
+        group answer alike, so that no discriminator could tell them apart.
     The discriminator distinguishes N clients, not groups.
-    The server does not distil on P, as FedDF's does: a group learns from the others only by its clients' transfer
-        stage, and the server needs no public rows.
-    During a round every client is evaluated with its own network, and after the average with its group's model, even
-        if it was not sampled; that is not counted as a message.
+    The server does not distil on P, as FedDF's does: a group learns from the others only by its
+        clients' transfer stage, and the server needs no public rows.
+    During a round every client is evaluated with its own network, and after the average with its
+        group's model, even if it was not sampled; that is not counted as a message.
     A client that did not receive its group's model skips the round.
 """
 
@@ -49,7 +51,8 @@ class FedDFALClient(Party[FedALConfig]):
         """The network that its group begins with, FedAL's `reference`, and the group's number."""
         self.network(self.context.build(), Adam(self.cfg.lr))
         self.reference: dict[str, Any] = {"t": -1, "logits": torch.empty(0)}
-        self.group = self.context.group  # as state, so that an engine can batch clients of several groups
+        # as state, so that an engine can batch clients of several groups
+        self.group = self.context.group
 
     def begin(self, *, weights: dict[str, Tensor], statistics: dict[str, Tensor]) -> None:
         """Load the group's model."""
@@ -65,7 +68,16 @@ class FedDFALClient(Party[FedALConfig]):
             self.reference = fedal.transfer_reference(self, t)
         return self.cfg.encode(self.forward(public_batch(self, t, i)))
 
-    def distil(self, *, t: int, i: int, n: int, mean: Tree, gradient: Tree = None, share: Tensor | None = None) -> None:
+    def distil(
+        self,
+        *,
+        t: int,
+        i: int,
+        n: int,
+        mean: Tree,
+        gradient: Tree = None,
+        share: Tensor | None = None,
+    ) -> None:
         """One step of the transfer stage; for the arguments see `FedALClient.distil`."""
         fedal.transfer_step(self, t, i, n, mean, gradient, share, self.reference)
 
@@ -87,7 +99,9 @@ class FedDFALServer(trust.TrustingServer[FedALConfig]):
     STATE = ("params", "opt", "models", "underway")
 
     def setup(self) -> None:
-        """The discriminator; the `models` that groups begin with; `underway`: whether clients train newer ones."""
+        """The discriminator; the `models` that groups begin with; `underway`: whether clients train
+        newer ones.
+        """
         fedal.build_discriminator(self)
         trust.init(self)
         self.models = feddf.first_models(self.context)
@@ -106,7 +120,9 @@ class FedDFALServer(trust.TrustingServer[FedALConfig]):
         self.underway = False
 
 
-def round(fed: Federation, server: FedDFALServer, clients: Sequence[int], cfg: FedALConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: FedDFALServer, clients: Sequence[int], cfg: FedALConfig, t: int
+) -> Iterator[str]:
     """One round."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     models = feddf.of_each(server.models, server.context.groups, chosen)

@@ -1,28 +1,31 @@
 """FedProto on public data: distillation towards the mean features of the others.
 
-Papers: Y. Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022, as P. Han,
-X. Shi and J. Huang adapt it to unlabeled public rows to compare with FedAL (section VI-A). The method of the first
-paper itself is `fedproto`.
+Papers: Y. Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI
+2022, as P. Han, X. Shi and J. Huang adapt it to unlabeled public rows to compare with FedAL
+(section VI-A). The method of the first paper itself is `fedproto`.
 
-It is FedMD with features instead of logits. All clients hold the same public rows P; client n's features g_n(x) of a
-row, the input of its last layer, are pulled towards the mean of the others':
+It is FedMD with features instead of logits. All clients hold the same public rows P; client n's
+features g_n(x) of a row, the input of its last layer, are pulled towards the mean of the others':
 
     local:     CE(y, f_n)
     transfer:  λ MSE(g_n, mean of the others' g)
 
-Messages: features (B, d) of a public batch up, their mean down. A client sends its features, so it cannot be a black
-box. All features must have one width, or the run is refused; the server has a network like client 0's and refuses a
-reply of another width. With `feature_dim` the widths may differ: it puts a linear layer between each network's features
-and a new last layer.
+Messages: features (B, d) of a public batch up, their mean down. A client sends its features, so it
+cannot be a black box. All features must have one width, or the run is refused; the server has a
+network like client 0's and refuses a reply of another width. With `feature_dim` the widths may
+differ: it puts a linear layer between each network's features and a new last layer.
 
 Differs:
     The paper names neither the loss nor its weight: mean squared error with λ = 1 is our reading.
-    The server sends the mean of all clients; each client removes its own features from it, as in FedAL.
-    Features are clipped to ±`LARGEST`. A client that sends false features within these bounds moves the others' means
-        and shortens their Adam steps for a while, but cannot stop their training.
-    A transfer step leaves the last layer alone: its weights and Adam's moments stay, as with torch's Adam where there
-        is no gradient. But Adam's step count, which corrects the bias of the moments, is one for the whole network.
-    A network without a parameter before its last layer sends its features and learns from own rows only.
+    The server sends the mean of all clients; each client removes its own features from it, as in
+    FedAL. Features are clipped to ±`LARGEST`. A client that sends false features within these
+        bounds moves the others' means and shortens their Adam steps for a while, but cannot stop
+        their training.
+    A transfer step leaves the last layer alone: its weights and Adam's moments stay, as with
+        torch's Adam where there is no gradient. But Adam's step count, which corrects the bias of
+        the moments, is one for the whole network.
+    A network without a parameter before its last layer sends its features and learns from own rows
+    only.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,8 +40,10 @@ from fedloom.methods.distillation.steps import TrainingConfig, mean_of_others, p
 from fedloom.methods.features import HEAD, Features, linear
 
 LARGEST = 2.0**13
-"""Features are clipped to ± this, as in a secure sum: far above the features of a network that trains, and so small
-that the square of a gradient, of which Adam keeps a mean, cannot overflow float32."""
+"""Features are clipped to ± this, as in a secure sum: far above the features of a network that
+trains, and so small that the square of a gradient, of which Adam keeps a mean, cannot overflow
+float32.
+"""
 
 
 class FedProtoPublicConfig(TrainingConfig):
@@ -48,7 +53,9 @@ class FedProtoPublicConfig(TrainingConfig):
     """λ: weight of the distance to the others' mean features."""
     FEATURE_DIM: ClassVar[str] = "feature_dim"
     feature_dim: int | None = Field(None, ge=1)
-    """Common feature dimension d, by a linear layer after each network's features; None for the features themselves."""
+    """Common feature dimension d, by a linear layer after each network's features; None for the
+    features themselves.
+    """
 
     def calls_in_round(self, context: ClientContext) -> dict[str, int]:
         """Once for each public batch."""
@@ -67,7 +74,9 @@ class AdaptedFeatures(Features):
         if width is not None:
             head: nn.Linear = self.network.head
             self.adaptor = nn.Linear(head.in_features, width, dtype=head.weight.dtype)
-            self.network.head = nn.Linear(width, head.out_features, bias=head.bias is not None, dtype=head.weight.dtype)
+            self.network.head = nn.Linear(
+                width, head.out_features, bias=head.bias is not None, dtype=head.weight.dtype
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (B, d)."""
@@ -108,7 +117,8 @@ class FedProtoPublicClient(Party[FedProtoPublicConfig]):
         Args:
             t, i: which public batch.
             n: the number of clients in the mean.
-            mean: (B, d) their mean features; the target itself, if the run takes another mean than that of the paper.
+            mean: (B, d) their mean features; the target itself, if the run takes another mean than
+                that of the paper.
         """
         x = public_batch(self, t, i)
         own = self.forward(x)
@@ -149,7 +159,11 @@ def clipped(features: Tensor) -> Tensor:
 
 
 def round(
-    fed: Federation, server: FedProtoPublicServer, clients: Sequence[int], cfg: FedProtoPublicConfig, t: int
+    fed: Federation,
+    server: FedProtoPublicServer,
+    clients: Sequence[int],
+    cfg: FedProtoPublicConfig,
+    t: int,
 ) -> Iterator[str]:
     """A local stage of τ steps, and a transfer stage of τ exchanges."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
@@ -160,7 +174,9 @@ def round(
     for i in range(cfg.tau):
         batch = {"t": t, "i": i}
         template = floats(cfg.batch_size, server.width)
-        found = fed.mean(chosen, "embed", shared=batch, expect=template, read=server.read, min_replies=2)
+        found = fed.mean(
+            chosen, "embed", shared=batch, expect=template, read=server.read, min_replies=2
+        )
         if found is not None:
             fed.call(found.ids, "align", shared={**batch, "n": len(found.ids), "mean": found.value})
     yield "transfer"
@@ -170,9 +186,9 @@ METHODS = (
     Method(
         name="fedproto-public",
         title="Distillation towards the mean features of the others on public data",
-        paper="Y. Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022; "
-        "as P. Han et al. adapt it in: FedAL: Black-Box Federated Knowledge Distillation Enabled by "
-        "Adversarial Learning, JSAC 2024",
+        paper="Y. Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients, "
+        "AAAI 2022; as P. Han et al. adapt it in: FedAL: Black-Box Federated Knowledge "
+        "Distillation Enabled by Adversarial Learning, JSAC 2024",
         only_classes="it compares prototypes of classes",
         local=EVERY_LOCAL,
         family="distillation",

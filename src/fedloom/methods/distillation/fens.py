@@ -1,23 +1,26 @@
-"""FENS: one exchange of models, then a small aggregator of all models' answers, learned on rows that were held out.
+"""FENS: one exchange of models, then a small aggregator of all models' answers, learned on rows
+that were held out.
 
-Y. Allouah et al., "Revisiting Ensembling in One-Shot Federated Learning", NeurIPS 2024, arXiv 2411.07182; its code
-sacs-epfl/fens, aggregations.py.
+Y. Allouah et al., "Revisiting Ensembling in One-Shot Federated Learning", NeurIPS 2024, arXiv
+2411.07182; its code sacs-epfl/fens, aggregations.py.
 
-    1  every client trains alone on 90 % of its rows; its model goes to the server, which sends all M to all
-    2  every client answers its own 10 % with all M models: z (rows, M, K) logits
+    1  every client trains alone on 90 % of its rows; its model goes to the server, which sends all
+    M to all 2  every client answers its own 10 % with all M models: z (rows, M, K) logits
     3  f: R^(M K) -> R^K is learned on (z, y) federatedly: one local step, FedAdam at the server
     use: f(all models' answers to x)
 
-Aggregators f: `mean`, with nothing to learn; `weights`, a weight for each client; `class-weights`, one for each client
-and class; `network`, the paper's SmallNN: Linear(M K, M d), ReLU, Linear(M d, K).
+Aggregators f: `mean`, with nothing to learn; `weights`, a weight for each client; `class-weights`,
+one for each client and class; `network`, the paper's SmallNN: Linear(M K, M d), ReLU, Linear(M d,
+K).
 
 Every client gets every client's model. `fens-student` is a form in which models stay.
 
 Differs:
-    Models are sent as float32, not int8. The gate on inputs and the vote by competence are left out.
-    Clients train with this family's Adam, for `local_rounds` rounds of τ steps. The first round after them exchanges.
-    A client that is away at the exchange has logits 0 in every z, and keeps its own model.
-    A client sends the change of f by its step. The server's step is Adam's along the mean, weighted by held-out rows.
+    Models are sent as float32, not int8. The gate on inputs and the vote by competence are left
+    out. Clients train with this family's Adam, for `local_rounds` rounds of τ steps. The first
+    round after them exchanges. A client that is away at the exchange has logits 0 in every z, and
+    keeps its own model. A client sends the change of f by its step. The server's step is Adam's
+    along the mean, weighted by held-out rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,16 +92,27 @@ class FensConfig(steps.TrainingConfig):
         return self.local_rounds + 1
 
 
-# -- aggregators ---------------------------------------------------------------------------------------------------
+# -- aggregators -----------------------------------------------------------------------------------
 
 
-def first_weights(kind: AggregatorKind, clients: int, classes: int, hidden: int) -> dict[str, Tensor]:
-    """The initial weights of an aggregator: the weights of the mean, or of a network drawn from torch's generator."""
+def first_weights(
+    kind: AggregatorKind, clients: int, classes: int, hidden: int
+) -> dict[str, Tensor]:
+    """The initial weights of an aggregator: the weights of the mean, or of a network drawn from
+    torch's generator.
+    """
     if kind != "network":
         shape = (clients, classes) if kind == "class-weights" else (clients, 1)
         return {"weight": torch.full(shape, 1 / clients), "bias": torch.zeros(classes)}
-    layers = {"first": nn.Linear(clients * classes, clients * hidden), "last": nn.Linear(clients * hidden, classes)}
-    return {f"{name}_{k}": p.detach() for name, layer in layers.items() for k, p in layer.named_parameters()}
+    layers = {
+        "first": nn.Linear(clients * classes, clients * hidden),
+        "last": nn.Linear(clients * hidden, classes),
+    }
+    return {
+        f"{name}_{k}": p.detach()
+        for name, layer in layers.items()
+        for k, p in layer.named_parameters()
+    }
 
 
 def aggregate(weights: Mapping[str, Tensor], z: Tensor) -> Tensor:
@@ -140,7 +154,9 @@ def learning_steps(cfg: Aggregation) -> int:
 
 
 def init_aggregator(server: Party[Aggregation]) -> None:
-    """At a server: the first aggregator of all clients, as a network whose parameters are its weights; no exchange."""
+    """At a server: the first aggregator of all clients, as a network whose parameters are its
+    weights; no exchange.
+    """
     cfg, context = server.cfg, server.context
     with server.seeded("aggregator"):
         weights = first_weights(cfg.aggregator, context.parties, context.classes, cfg.hidden)
@@ -151,7 +167,7 @@ def init_aggregator(server: Party[Aggregation]) -> None:
     server.exchanged = False
 
 
-# -- fens: models cross --------------------------------------------------------------------------------------------
+# -- fens: models cross ----------------------------------------------------------------------------
 
 
 @final
@@ -173,7 +189,9 @@ class FensClient(Party[FensConfig]):
         self.answers = torch.empty(0, device=self.context.device)
 
     def split(self) -> tuple[Tensor, Tensor]:
-        """Indices of the rows to train on and of the held-out rows: at least one each, if there are two."""
+        """Indices of the rows to train on and of the held-out rows: at least one each, if there are
+        two.
+        """
         rows = len(self.data)
         order = torch.from_numpy(self.stream("held out").permutation(rows)).to(self.context.device)
         held = min(max(1, int(self.cfg.held_out * rows)), max(1, rows - 1))
@@ -205,10 +223,14 @@ class FensClient(Party[FensConfig]):
         return z
 
     def learn_aggregator(self, *, t: int, i: int, weights: dict[str, Tensor]) -> dict[str, Tree]:
-        """Line 3: what one step on the held-out rows, or a batch of them, takes from f; and their number."""
+        """Line 3: what one step on the held-out rows, or a batch of them, takes from f; and their
+        number.
+        """
         rows = self.split()[1]
         size = min(len(rows), self.cfg.aggregator_batch)
-        which = sample_plan(self.stream("held-out batches", t, i), len(rows), 1, size)[0].to(rows.device)
+        which = sample_plan(self.stream("held-out batches", t, i), len(rows), 1, size)[0].to(
+            rows.device
+        )
         gradient = grad(partial(aggregator_loss, self.context.task))(
             weights, self.answers[which], self.data.y(rows[which])
         )
@@ -243,11 +265,17 @@ class FensServer(Party[FensConfig]):
     def step(self, change: Mapping[str, Tensor]) -> None:
         """FedAdam: a step of Adam along the clients' mean change of f, over their rate."""
         gradient = {k: c / self.cfg.aggregator_lr for k, c in change.items()}
-        self.minimize(lambda: torch.stack([(self.live[k] * g).sum() for k, g in gradient.items()]).sum())
+        self.minimize(
+            lambda: torch.stack([(self.live[k] * g).sum() for k, g in gradient.items()]).sum()
+        )
 
 
-def round(fed: Federation, server: FensServer, clients: Sequence[int], cfg: FensConfig, t: int) -> Iterator[str]:
-    """Local training; after `local_rounds` rounds the exchange, once, and then steps of the aggregator."""
+def round(
+    fed: Federation, server: FensServer, clients: Sequence[int], cfg: FensConfig, t: int
+) -> Iterator[str]:
+    """Local training; after `local_rounds` rounds the exchange, once, and then steps of the
+    aggregator.
+    """
     if t < cfg.local_rounds:
         fed.call(clients, "train_alone", shared={"t": t}, expect=None)  # line 1
         yield "local"
@@ -273,7 +301,8 @@ METHODS = (
     Method(
         name="fens",
         title="FENS: one exchange of models, then a learned aggregator of their answers",
-        paper="Y. Allouah et al.: Revisiting Ensembling in One-Shot Federated Learning, NeurIPS 2024",
+        paper="Y. Allouah et al.: Revisiting Ensembling in One-Shot Federated Learning, NeurIPS "
+        "2024",
         family="distillation",
         config=FensConfig,
         round=round,

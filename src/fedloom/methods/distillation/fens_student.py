@@ -1,15 +1,16 @@
-"""FENS where models stay: a learned aggregator of all models' answers, which each client then learns from.
+"""FENS where models stay: a learned aggregator of all models' answers, which each client then
+learns from.
 
-After Y. Allouah et al., "Revisiting Ensembling in One-Shot Federated Learning", NeurIPS 2024 (the page `fens.py`); this
-form is of this library. A client may be a black box, such as a forest.
+After Y. Allouah et al., "Revisiting Ensembling in One-Shot Federated Learning", NeurIPS 2024 (the
+page `fens.py`); this form is of this library. A client may be a black box, such as a forest.
 
     1  every client trains alone
     2  it answers the server's labeled rows and the public rows, once
-    3  the server learns the aggregator f on its own rows, and sends f's probabilities of the public rows to all
-    4  each client trains on its own rows and on these, without further messages
+    3  the server learns the aggregator f on its own rows, and sends f's probabilities of the public
+    rows to all 4  each client trains on its own rows and on these, without further messages
 
-So a client needs no other when its model is used. An answer is the logarithm of a model's probabilities, none below
-1e-3. A client that does not answer counts with zeros.
+So a client needs no other when its model is used. An answer is the logarithm of a model's
+probabilities, none below 1e-3. A client that does not answer counts with zeros.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,16 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Adam, Federation, Method, Party, floats, sample_plan
+from fedloom.core.page import (
+    EVERY_LOCAL,
+    EVERY_TASK,
+    Adam,
+    Federation,
+    Method,
+    Party,
+    floats,
+    sample_plan,
+)
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.fens import (
     AggregatorKind,
@@ -77,7 +87,9 @@ class StudentClient(Party[FensStudentConfig]):
         self.targets = torch.empty(0, device=self.context.device)
 
     def train_alone(self, *, t: int) -> None:
-        """τ steps on own rows, and beside each, once there is an answer of f, one on a public batch."""
+        """τ steps on own rows, and beside each, once there is an answer of f, one on a public
+        batch.
+        """
         cfg = self.cfg
         for i, (x, y) in enumerate(self.batches(t, steps=cfg.tau, size=cfg.batch_size)):
             self.minimize(partial(label_loss, self), x, y)
@@ -90,7 +102,10 @@ class StudentClient(Party[FensStudentConfig]):
 
     def answer(self, *, x: Tensor) -> dict[str, Tensor]:
         """Answers to the server's rows x (n, ...) and to the public rows: (n, K) and (|P|, K)."""
-        return {"own": answers(self, self.infer(x)), "public": answers(self, self.infer(self.public_set.rows.every))}
+        return {
+            "own": answers(self, self.infer(x)),
+            "public": answers(self, self.infer(self.public_set.rows.every)),
+        }
 
     def take(self, *, targets: Tensor) -> None:
         """f's probabilities (|P|, K) of the public rows."""
@@ -99,7 +114,9 @@ class StudentClient(Party[FensStudentConfig]):
 
 @final
 class StudentBlackBox(steps.BlackBoxParty[FensStudentConfig]):
-    """A client of `fens-student` with a black box, which is fitted again to own rows and f's answer."""
+    """A client of `fens-student` with a black box, which is fitted again to own rows and f's
+    answer.
+    """
 
     ROLE = "client"
     STATE = ("targets", "fitted")
@@ -123,7 +140,9 @@ class StudentBlackBox(steps.BlackBoxParty[FensStudentConfig]):
 
 @final
 class StudentServer(Party[FensStudentConfig]):
-    """The server of `fens-student`: labeled rows, the aggregator, and whether it has been learned."""
+    """The server of `fens-student`: labeled rows, the aggregator, and whether it has
+    been learned.
+    """
 
     ROLE = "server"
     STATE = ("params", "opt", "exchanged")
@@ -138,7 +157,9 @@ class StudentServer(Party[FensStudentConfig]):
         cfg, y = self.cfg, self.data.y(torch.arange(len(self.data), device=self.context.device))
         own, public = (stacked(replies, name, self.context.parties) for name in ("own", "public"))
         size = min(len(y), cfg.aggregator_batch)
-        for rows in sample_plan(self.stream("aggregator batches"), len(y), learning_steps(cfg), size).to(y.device):
+        for rows in sample_plan(
+            self.stream("aggregator batches"), len(y), learning_steps(cfg), size
+        ).to(y.device):
             self.note("aggregator loss", self.minimize(self._loss, own[rows], y[rows]))
         self.exchanged = True
         return self.context.task.soft(aggregate(self.params, public))
@@ -157,7 +178,9 @@ def stacked(replies: Mapping[int, Any], name: str, parties: int) -> Tensor:
 
 
 def answers(party: Party[object], outputs: Tensor) -> Tensor:
-    """Log-probabilities (n, K), none below the logarithm of `FLOOR`; of a number the outputs themselves."""
+    """Log-probabilities (n, K), none below the logarithm of `FLOOR`; of a number the outputs
+    themselves.
+    """
     return log_probs(outputs) if party.context.target is None else outputs
 
 
@@ -184,9 +207,10 @@ def round(
 METHODS = (
     Method(
         name="fens-student",
-        title="FENS of answers: the server learns to combine them, and each client learns the result",
-        paper="of this library, after Y. Allouah et al.: Revisiting Ensembling in One-Shot Federated Learning, "
-        "NeurIPS 2024",
+        title="FENS of answers: the server learns to combine them, and each client learns the "
+        "result",
+        paper="of this library, after Y. Allouah et al.: Revisiting Ensembling in One-Shot "
+        "Federated Learning, NeurIPS 2024",
         family="distillation",
         config=FensStudentConfig,
         round=round,

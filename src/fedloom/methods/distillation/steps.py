@@ -1,13 +1,17 @@
-"""Steps that the pages of this family share: configs, public batches, coding of logits, black boxes.
+"""Steps that the pages of this family share: configs, public batches, coding of logits, black
+boxes.
 
-In a round each client makes τ steps on its own rows, then the steps that the method adds. One iteration is one local
-step, so runs with equal iterations make equally many local steps, whatever their τ. A client keeps one Adam for the
-whole run: in early experiments, a new Adam for each stage cost more accuracy than any term of these methods gained.
+In a round each client makes τ steps on its own rows, then the steps that the method adds. One
+iteration is one local step, so runs with equal iterations make equally many local steps, whatever
+their τ. A client keeps one Adam for the
+whole run: in early experiments, a new Adam for each stage cost more accuracy than any term of these
+    methods gained.
 
-A black box is an object with `fit` and `predict_proba` in place of a network. It makes no steps. Every `refit`
-iterations it is fitted again, to its own labeled rows and to the public rows with the probabilities that it received
-last; between two fits its predictions do not change. Optimizer settings (learning rates, Adam, less-forgetting) do not
-apply to it, but τ and the batch size select the public rows of a round. The state holds the inputs of a fit, not the
+A black box is an object with `fit` and `predict_proba` in place of a network. It makes no steps.
+Every `refit` iterations it is fitted again, to its own labeled rows and to the public rows with the
+probabilities that it received last; between two fits its predictions do not change. Optimizer
+settings (learning rates, Adam, less-forgetting) do not apply to it, but τ and the batch size select
+the public rows of a round. The state holds the inputs of a fit, not the
 fitted object: every process fits again when it needs the object.
 """
 
@@ -52,15 +56,18 @@ class TrainingConfig(MethodConfig):
 
     @property
     def iterations_per_round(self) -> int:
-        """τ: one iteration is one local step, and one transfer step if the method has a transfer stage."""
+        """τ: one iteration is one local step, and one transfer step if the method has a transfer
+        stage.
+        """
         return self.tau
 
 
 class LogitsConfig(MethodConfig):
     """The local training of a client, and the coding of the logits that it sends.
 
-    The mean is sent back in the same coding, but with top-k as float16: from the largest entries of a mean of two, a
-    client that removes its own logits would take the wrong class for the other's in up to half of the rows.
+    The mean is sent back in the same coding, but with top-k as float16: from the largest entries of
+    a mean of two, a client that removes its own logits would take the wrong class for the other's
+    in up to half of the rows.
     """
 
     tau: int = Field(1, ge=1)
@@ -72,15 +79,21 @@ class LogitsConfig(MethodConfig):
     clients_per_round: int | None = Field(None, ge=1)
     """Number of participants in a round; None for all clients."""
     coding: Coding = "float32"
-    """Coding of logits: float32, float16, int8 (with a scale for each row), or the `top_k` largest of a row (top-k).
-    With top-k the server's messages are float16."""
+    """Coding of logits: float32, float16, int8 (with a scale for each row), or the `top_k` largest
+    of a row (top-k). With top-k the server's messages are float16.
+    """
     top_k: int | None = Field(None, ge=1)
-    """With coding = "top-k": number of logits sent per row; the others are summarized by one number."""
+    """With coding = "top-k": number of logits sent per row; the others are summarized by one
+    number.
+    """
 
     @model_validator(mode="after")
     def _check_top_k(self) -> "LogitsConfig":
         if (self.coding == "top-k") != (self.top_k is not None):
-            raise ValueError('coding = "top-k" needs top_k, and top_k needs coding = "top-k": set both or neither')
+            raise ValueError(
+                'coding = "top-k" needs top_k, and top_k needs coding = "top-k": set both or '
+                "neither"
+            )
         return self
 
     def calls_in_round(self, context: ClientContext) -> Mapping[str, int]:
@@ -90,7 +103,10 @@ class LogitsConfig(MethodConfig):
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`: coded answers cannot be added."""
         if aggregator.secure and self.coding != "float32":
-            return f'no single answer is there to be decoded: set params.coding = "float32", not "{self.coding}"'
+            return (
+                'no single answer is there to be decoded: set params.coding = "float32", not '
+                f'"{self.coding}"'
+            )
         return super().refuses(aggregator)
 
     @property
@@ -101,7 +117,9 @@ class LogitsConfig(MethodConfig):
     @property
     def warnings(self) -> Mapping[str, str]:
         """The warning for a black box that fails on test rows."""
-        return {UNANSWERED: "its black box fails on test rows, where all classes count as equally probable"}
+        return {
+            UNANSWERED: "its black box fails on test rows, where all classes count as equally probable"  # noqa: E501
+        }
 
     def encode(self, logits: Tensor) -> Tree:
         """The message for a client's logits (B, K)."""
@@ -129,7 +147,7 @@ class LogitsConfig(MethodConfig):
         return decode(message, self.dense_coding, classes)
 
 
-# -- training: these steps read a config's τ, batch size and iterations ------------------------------------------------
+# -- training: these steps read a config's τ, batch size and iterations ----------------------------
 
 
 class Stages(Protocol):
@@ -152,17 +170,23 @@ StagesT_co = TypeVar("StagesT_co", bound=Stages, covariant=True)
 
 
 def public_batch(party: Party[Stages], t: int, i: int) -> Tensor:
-    """The i-th of round t's τ public batches (B, ...): the same rows at every party, by the shared seed."""
+    """The i-th of round t's τ public batches (B, ...): the same rows at every party, by the shared
+    seed.
+    """
     return party.public(t, steps=party.cfg.tau, size=party.cfg.batch_size)[i]
 
 
 def public_numbers(party: Party[Stages], t: int, i: int) -> Tensor:
     """The row numbers (B,) of the i-th of round t's public batches."""
-    return party.public_rows(t, steps=party.cfg.tau, size=party.cfg.batch_size)[i].to(party.context.device)
+    return party.public_rows(t, steps=party.cfg.tau, size=party.cfg.batch_size)[i].to(
+        party.context.device
+    )
 
 
 def stage_logits(party: Party[object], x: Tensor) -> Tensor:
-    """Constant evaluation-mode logits (τ, B, K) on all batches x (τ, B, ...) of a stage, in one pass."""
+    """Constant evaluation-mode logits (τ, B, K) on all batches x (τ, B, ...) of a stage, in one
+    pass.
+    """
     return party.infer(x.flatten(0, 1)).view(*x.shape[:2], -1)
 
 
@@ -171,7 +195,7 @@ def mean_of_others(own: Tensor, mean: Tensor, n: int) -> Tensor:
     return (n * mean - own) / (n - 1)
 
 
-# -- black boxes -----------------------------------------------------------------------------------------------------
+# -- black boxes -----------------------------------------------------------------------------------
 
 
 def black_box(party: Party[object]) -> BlackBoxModel:
@@ -188,8 +212,9 @@ def black_box(party: Party[object]) -> BlackBoxModel:
 class BlackBoxParty(Party[StagesT_co]):
     """A client with a black box instead of a network, for pages to derive from.
 
-    Its state: `targets`, the last received probabilities (|P|, K) of each public row, zeros before the first; `fitted`,
-    the `targets` of the current fit and its `iteration`, -1 before the first fit.
+    Its state: `targets`, the last received probabilities (|P|, K) of each public row, zeros before
+    the first; `fitted`, the `targets` of the current fit and its `iteration`, -1 before the first
+    fit.
     """
 
     targets: Tensor
@@ -202,10 +227,13 @@ class BlackBoxParty(Party[StagesT_co]):
         self.fitted = {"iteration": -1, "targets": self.targets.clone()}
 
     def local_train(self, *, t: int) -> None:
-        """Round t's local stage: fit the black box in its first round, and again once `refit_every` iterations have
-        passed and `targets` changed."""
+        """Round t's local stage: fit the black box in its first round, and again once `refit_every`
+        iterations have passed and `targets` changed.
+        """
         now, last = t * self.cfg.iterations_per_round, self.fitted["iteration"]
-        due = now - last >= black_box(self).refit_every and not torch.equal(self.targets, self.fitted["targets"])
+        due = now - last >= black_box(self).refit_every and not torch.equal(
+            self.targets, self.fitted["targets"]
+        )
         if last < 0 or due:
             self.fitted = {"iteration": now, "targets": self.targets.clone()}
             current_fit(self)
@@ -213,8 +241,8 @@ class BlackBoxParty(Party[StagesT_co]):
     def infer(self, x: Tensor) -> Tensor:
         """Log-probabilities (n, K) on test rows x (n, ...), predicted once for each fit.
 
-        All classes are equally probable before the first fit, and where the black box fails. A failure is noted and
-        does not stop the run.
+        All classes are equally probable before the first fit, and where the black box fails. A
+        failure is noted and does not stop the run.
         """
         if self.fitted["iteration"] >= 0:
             try:
@@ -234,16 +262,20 @@ def current_fit(party: BlackBoxParty[Stages]) -> CrossFit:
         if not len(known):
             return CrossFit(*[box.fit(x, y)] * 2)
         halves = known[known % 2 == 1], known[known % 2 == 0]
-        return CrossFit(*(box.fit(x, y, party.public_set.rows.x(half), targets[half]) for half in halves))
+        return CrossFit(
+            *(box.fit(x, y, party.public_set.rows.x(half), targets[half]) for half in halves)
+        )
 
     return box.cached(hashlib.blake2b(targets.cpu().numpy().tobytes()).digest(), fit)
 
 
 def public_log_probs(party: BlackBoxParty[Stages], t: int, i: int) -> Tensor:
-    """Log-probabilities (B, K) on the i-th public batch of round t. All batches of a round are predicted at once.
+    """Log-probabilities (B, K) on the i-th public batch of round t. All batches of a round are
+    predicted at once.
 
     Raises:
-        NotReady: the black box is not fitted yet, and its predictions would only add noise to the mean.
+        NotReady: the black box is not fitted yet, and its predictions would only add noise to the
+            mean.
     """
     if party.fitted["iteration"] < 0:
         raise NotReady(f"the black box of party {party.context.id} is not fitted yet")
@@ -251,13 +283,17 @@ def public_log_probs(party: BlackBoxParty[Stages], t: int, i: int) -> Tensor:
 
     def predict() -> Tensor:
         plan = party.public_rows(t, **size)
-        return fit.public_log_probs(torch.cat(party.public(t, **size)), plan.flatten()).view(*plan.shape, -1)
+        return fit.public_log_probs(torch.cat(party.public(t, **size)), plan.flatten()).view(
+            *plan.shape, -1
+        )
 
     return BATCH_CACHE.get(fit, ("public", t, *size.values()), predict)[i]
 
 
 def outputs_of(party: BlackBoxParty[Stages], target: Tensor, temperature: float) -> Tensor:
-    """The outputs (B, K) whose answer at this temperature is `target` (B, K); a number is its own answer."""
+    """The outputs (B, K) whose answer at this temperature is `target` (B, K); a number is its own
+    answer.
+    """
     if party.context.target is not None:
         return target
     return temperature * target.clamp_min(black_box(party).min_probability).log()

@@ -1,8 +1,9 @@
-"""Trust: weighing each client's answer to a public row by how near the row is to the client's own rows.
+"""Trust: weighing each client's answer to a public row by how near the row is to the client's own
+rows.
 
-A client that never saw a class still answers for it, with the same confidence. So under skewed classes the few clients
-that know the class are outvoted. If client n has n_n rows of density p_n(x) and posterior p_n(y|x), the posterior of
-all rows pooled is
+A client that never saw a class still answers for it, with the same confidence. So under skewed
+classes the few clients that know the class are outvoted. If client n has n_n rows of density p_n(x)
+and posterior p_n(y|x), the posterior of all rows pooled is
 
     p(y|x) = Σ_n w_n(x) p_n(y|x),    w_n(x) = n_n p_n(x) / Σ_m n_m p_m(x)
 
@@ -14,22 +15,23 @@ so weights come from densities and average probabilities, not logits. The settin
     select       clients whose d_n(x) is within the 75 % quantile of their own rows' distances; all clients, if none is
     kernel       ∝ n_n max(⟨φ(x), μ_n⟩, 10^-3): μ_n is a mean embedding of the own rows, with noise (`protect.kernel`)
 
-Sources: `select` after J. Shao, F. Wu, J. Zhang, "Selective knowledge sharing for privacy-preserving federated
-distillation without a good teacher", Nature Communications 15, 2024; the identity above is Bayes' rule; `distance`
-and `kernel` are ours.
+Sources: `select` after J. Shao, F. Wu, J. Zhang, "Selective knowledge sharing for
+privacy-preserving federated distillation without a good teacher", Nature Communications 15, 2024;
+the identity above is Bayes' rule; `distance` and `kernel` are ours.
 
-Before a client's first answer the server asks it once for an introduction: its distances to all public rows in few
-bits (`distance`), one bit for each (`select`), or its mean embedding and number of rows (`kernel`). Later answers cost
-nothing more. Only `kernel` with `trust_epsilon` has a guarantee, for one row of a client; docs/trust-weighted.md has
-the measured leaks.
+Before a client's first answer the server asks it once for an introduction: its distances to all
+public rows in few bits (`distance`), one bit for each (`select`), or its mean embedding and number
+of rows (`kernel`). Later answers cost nothing more. Only `kernel` with `trust_epsilon` has a
+guarantee, for one row of a client; docs/trust-weighted.md has the measured leaks.
 
 Differs:
-    `select` has nearest neighbours in place of KuLSIF's density ratio, so it needs no auxiliary rows, and no filter of
-        ambiguous rows at the server.
-    h is the median distance to the 5 nearest within the public rows, so that clients' distances are comparable without
-        a message about own rows.
-    Claims are bounded: ‖μ_n‖ by the median norm, n_n by four times the median, and any weight by `trust_cap`.
-"""
+    `select` has nearest neighbours in place of KuLSIF's density ratio, so it needs no auxiliary
+        rows, and no filter of ambiguous rows at the server.
+    h is the median distance to the 5 nearest within the public rows, so that clients' distances are
+        comparable without a message about own rows.
+    Claims are bounded: ‖μ_n‖ by the median norm, n_n by four times the median, and any weight by
+        `trust_cap`.
+"""  # noqa: E501
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -40,7 +42,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from fedloom.core.context import PublicSet
-from fedloom.core.page import Aggregator, Federation, Guarantee, MethodError, Party, Shape, Template, Tree, floats
+from fedloom.core.page import (
+    Aggregator,
+    Federation,
+    Guarantee,
+    MethodError,
+    Party,
+    Shape,
+    Template,
+    Tree,
+    floats,
+)
 from fedloom.core.rng import stream
 from fedloom.protect import kernel, labels
 from fedloom.protect.accountant import REPLACED, Releases, epsilon, noise_for
@@ -76,28 +88,42 @@ class TrustSettings(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     trust: Literal["uniform", "confidence", "distance", "select", "kernel"] = "uniform"
-    """Weights of the clients' answers to a public row: equal, by confidence, by distance to their own rows, equal among
-    the clients near the row, or by mean embeddings of their own rows, with differential privacy."""
+    """Weights of the clients' answers to a public row: equal, by confidence, by distance to their
+    own rows, equal among the clients near the row, or by mean embeddings of their own rows, with
+    differential privacy.
+    """
     trust_temperature: float = Field(0.1, gt=0)
-    """Temperature of the weights by confidence (nats) and distance (units of h); a smaller one trusts fewer clients."""
+    """Temperature of the weights by confidence (nats) and distance (units of h); a smaller one
+    trusts fewer clients.
+    """
     trust_neighbours: int = Field(5, ge=3)
-    """Number of nearest own rows of a distance (k). With fewer than 3 a distance would reveal single rows;
-    several runs with other k reveal them too."""
+    """Number of nearest own rows of a distance (k). With fewer than 3 a distance would reveal
+    single rows; several runs with other k reveal them too.
+    """
     trust_bits: int | None = Field(4, ge=1, le=8)
     """Bits of a sent distance; None for float32, which reveals most about the own rows."""
     trust_cap: float = Field(1.0, gt=0, le=1)
-    """Largest weight of a client for a row; 0.34 tolerates one dishonest client among those with similar rows."""
+    """Largest weight of a client for a row; 0.34 tolerates one dishonest client among those with
+    similar rows.
+    """
     trust_space: str = Field("rows", pattern=r"^(rows|public:[1-9][0-9]*)$")
-    """Space of distances: the flattened rows, or "public:R", their first R principal components on the public rows."""
+    """Space of distances: the flattened rows, or "public:R", their first R principal components on
+    the public rows.
+    """
     trust_epsilon: float = Field(0.0, ge=0)
-    """ε of a client's mean embedding, for one row of it that is replaced; 0 for no noise and no guarantee."""
+    """ε of a client's mean embedding, for one row of it that is replaced; 0 for no noise and no
+    guarantee.
+    """
     trust_delta: float = Field(1e-5, gt=0, lt=1)
     """δ of a client's mean embedding."""
 
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`: trust weighs single answers."""
         if self.trust != "uniform":
-            return f'params.trust = "{self.trust}" weighs single answers by what their clients know: set one of the two'
+            return (
+                f'params.trust = "{self.trust}" weighs single answers by what their clients '
+                "know: set one of the two"
+            )
         inherited: str = super().refuses(aggregator)  # type: ignore[misc]
         return inherited
 
@@ -110,7 +136,10 @@ class TrustSettings(BaseModel):
     def warnings(self) -> Mapping[str, str]:
         """The warnings of the method, and the one for an introduction without noise."""
         inherited: Mapping[str, str] = super().warnings  # type: ignore[misc]
-        return {**inherited, NO_NOISE: "its mean embedding is sent without noise: set params.trust_epsilon, such as 2"}
+        return {
+            **inherited,
+            NO_NOISE: "its mean embedding is sent without noise: set params.trust_epsilon, such as 2",  # noqa: E501
+        }
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
@@ -123,7 +152,11 @@ class TrustSettings(BaseModel):
             return epsilon([Releases(sigma, len(introductions))], self.trust_delta)
 
         once = lambda party, rounds: [1.0]
-        return (Guarantee("mean embedding", REPLACED, self.trust_delta, INTRODUCED, spent, planned=once),)
+        return (
+            Guarantee(
+                "mean embedding", REPLACED, self.trust_delta, INTRODUCED, spent, planned=once
+            ),
+        )
 
     @property
     def server_reads_public(self) -> bool:
@@ -135,8 +168,9 @@ TrustT_co = TypeVar("TrustT_co", bound=TrustSettings, covariant=True)
 
 
 class TrustingServer(Party[TrustT_co]):
-    """A server that weighs its clients' answers, for pages to derive from. Its state has the clients' `introductions`
-    by number, if they send any."""
+    """A server that weighs its clients' answers, for pages to derive from. Its state has the
+    clients' `introductions` by number, if they send any.
+    """
 
     introductions: dict[str, Any]
 
@@ -161,7 +195,7 @@ def init(server: Server) -> None:
         server.introductions = {}
 
 
-# -- the client ----------------------------------------------------------------------------------------------------
+# -- the client ------------------------------------------------------------------------------------
 
 
 def introduce(party: Party[object]) -> dict[str, Tree]:
@@ -187,7 +221,9 @@ def introduce(party: Party[object]) -> dict[str, Tree]:
     far = neighbour_distance(space.rows, own, cfg.trust_neighbours)
     if cfg.trust == "select":
         among = neighbour_distance(own, own, cfg.trust_neighbours, itself=True)
-        return {"scores": labels.pack((far <= among.quantile(QUANTILE))[:, None].to(torch.uint8), 1)}
+        return {
+            "scores": labels.pack((far <= among.quantile(QUANTILE))[:, None].to(torch.uint8), 1)
+        }
     if cfg.trust_bits is None:
         return {"scores": (far / space.width).float()}
     steps = 2**cfg.trust_bits - 1
@@ -204,14 +240,20 @@ class Space:
         if name != "rows":
             self.mean = rows.mean(0)
             apart = rows - self.mean
-            self.directions = torch.linalg.eigh(apart.T @ apart)[1].flip(1)[:, : int(name.partition(":")[2])]
+            self.directions = torch.linalg.eigh(apart.T @ apart)[1].flip(1)[
+                :, : int(name.partition(":")[2])
+            ]
         self.rows = self.place(rows)
         first = self.rows[:WIDTH_ROWS]
         width = neighbour_distance(first, first, WIDTH_NEIGHBOURS, itself=True).median()
         self.width = float(width.clamp_min(torch.finfo(width.dtype).tiny))
-        """h: the median over public rows of the mean distance to their nearest neighbours among them."""
+        """h: the median over public rows of the mean distance to their nearest neighbours among
+        them.
+        """
         draws = stream(public.seed, "trust features")
-        self.omega = kernel.frequencies(self.rows.shape[1], FEATURES, self.width, draws).to(rows.device)
+        self.omega = kernel.frequencies(self.rows.shape[1], FEATURES, self.width, draws).to(
+            rows.device
+        )
         """The frequencies (D / 2, d) of the mean embeddings."""
 
     def place(self, x: Tensor) -> Tensor:
@@ -232,7 +274,8 @@ def space_of(public: PublicSet, name: str) -> Space:
 
 
 def neighbour_distance(x: Tensor, rows: Tensor, k: int, *, itself: bool = False) -> Tensor:
-    """The mean distance (n,) of each of x (n, d) to its k nearest rows (m, d), or to all, if they are fewer.
+    """The mean distance (n,) of each of x (n, d) to its k nearest rows (m, d), or to all, if they
+    are fewer.
 
     With `itself`, x are the rows, and none is its own neighbour.
     """
@@ -241,14 +284,16 @@ def neighbour_distance(x: Tensor, rows: Tensor, k: int, *, itself: bool = False)
         return x.new_zeros(len(x))
     means = []
     for first in range(0, len(x), AT_ONCE):
-        distances = torch.cdist(x[first : first + AT_ONCE], rows, compute_mode="donot_use_mm_for_euclid_dist")
+        distances = torch.cdist(
+            x[first : first + AT_ONCE], rows, compute_mode="donot_use_mm_for_euclid_dist"
+        )
         if itself:
             distances[range(len(distances)), range(first, first + len(distances))] = torch.inf
         means.append(distances.topk(k, largest=False).values.mean(1))
     return torch.cat(means)
 
 
-# -- the server ----------------------------------------------------------------------------------------------------
+# -- the server ------------------------------------------------------------------------------------
 
 
 def template(cfg: TrustSettings, rows: int) -> Template:
@@ -257,7 +302,11 @@ def template(cfg: TrustSettings, rows: int) -> Template:
         return {"mean": floats(FEATURES), "rows": Shape("int64")}
     if cfg.trust == "select":
         return {"scores": Shape("uint8", labels.size_of(rows, 1))}
-    return {"scores": floats(rows) if cfg.trust_bits is None else Shape("uint8", labels.size_of(rows, cfg.trust_bits))}
+    return {
+        "scores": floats(rows)
+        if cfg.trust_bits is None
+        else Shape("uint8", labels.size_of(rows, cfg.trust_bits))
+    }
 
 
 def meet(fed: Federation, server: Server, clients: Sequence[int]) -> None:
@@ -268,11 +317,17 @@ def meet(fed: Federation, server: Server, clients: Sequence[int]) -> None:
     expect = template(server.cfg, len(server.public_set.rows))
     if new:
         replies = fed.call(new, "introduce", expect=expect)
-        server.introductions = {**server.introductions, **{str(n): reply for n, reply in replies.items()}}
+        server.introductions = {
+            **server.introductions,
+            **{str(n): reply for n, reply in replies.items()},
+        }
 
 
-def shares(server: Server, clients: Sequence[int], rows: Callable[[], Tensor], logits: Tensor) -> Tensor:
-    """The weights (n, B) float64 of these clients' answers to public rows, which sum to 1 over clients.
+def shares(
+    server: Server, clients: Sequence[int], rows: Callable[[], Tensor], logits: Tensor
+) -> Tensor:
+    """The weights (n, B) float64 of these clients' answers to public rows, which sum to 1 over
+    clients.
 
     A client without an introduction counts as the mean of the others.
 
@@ -289,14 +344,20 @@ def shares(server: Server, clients: Sequence[int], rows: Callable[[], Tensor], l
     known = [n for n in clients if str(n) in server.introductions]
     if not known:
         return logits.new_full(logits.shape[:2], 1 / len(clients), dtype=torch.float64)
-    scores = {"kernel": densities, "select": selected, "distance": nearness}[cfg.trust](server, known, rows())
+    scores = {"kernel": densities, "select": selected, "distance": nearness}[cfg.trust](
+        server, known, rows()
+    )
     found = dict(zip(known, scores, strict=True))
     scores = torch.stack([found.get(n, scores.mean(0)) for n in clients])
     return capped(scores / scores.sum(0), cfg.trust_cap)
 
 
 def average(
-    server: Server, clients: Sequence[int], rows: Callable[[], Tensor], answers: Tensor, logits: Tensor
+    server: Server,
+    clients: Sequence[int],
+    rows: Callable[[], Tensor],
+    answers: Tensor,
+    logits: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The mean (B, K) of the clients' answers (n, B, K), and their weights (n, B).
 
@@ -322,7 +383,9 @@ def nearness(server: Server, clients: Sequence[int], rows: Tensor) -> Tensor:
 def selected(server: Server, clients: Sequence[int], rows: Tensor) -> Tensor:
     """1 (n, B) for the clients that are near a row; for all, if none is."""
     total = len(server.public_set.rows)
-    passed = torch.stack([labels.unpack(server.introductions[str(n)]["scores"], 1, total, 1)[:, 0] for n in clients])
+    passed = torch.stack(
+        [labels.unpack(server.introductions[str(n)]["scores"], 1, total, 1)[:, 0] for n in clients]
+    )
     passed = passed[:, rows].double()
     some: Tensor = passed.any(0)
     return torch.where(some, passed, 1.0)
@@ -331,7 +394,9 @@ def selected(server: Server, clients: Sequence[int], rows: Tensor) -> Tensor:
 def densities(server: Server, clients: Sequence[int], rows: Tensor) -> Tensor:
     """n max(⟨φ(x), μ⟩, 10^-3) (n, B), with claims bounded by the medians of these clients."""
     means = torch.stack([server.introductions[str(n)]["mean"] for n in clients]).double()
-    counts = torch.stack([server.introductions[str(n)]["rows"] for n in clients]).double().clamp_min(0)
+    counts = (
+        torch.stack([server.introductions[str(n)]["rows"] for n in clients]).double().clamp_min(0)
+    )
     norms = means.norm(dim=1)
     means = means * (norms.median() / norms.clamp_min(norms.median()).clamp_min(1e-12))[:, None]
     counts = counts.clamp(max=MOST_ROWS * counts.median()).clamp_min(1)
@@ -342,7 +407,9 @@ def densities(server: Server, clients: Sequence[int], rows: Tensor) -> Tensor:
 
 
 def capped(weights: Tensor, cap: float) -> Tensor:
-    """Weights (n, B) that sum to 1 over clients, none above `cap`: what is cut goes to the others in proportion."""
+    """Weights (n, B) that sum to 1 over clients, none above `cap`: what is cut goes to the others
+    in proportion.
+    """
     n = len(weights)
     if cap * n <= 1:
         return torch.full_like(weights, 1 / n)
@@ -366,7 +433,8 @@ def weighted(answers: Tensor, weights: Tensor) -> Tensor:
 
 
 def without(own: Tensor, mean: Tensor, share: Tensor) -> Tensor:
-    """The weighted mean (B, K) of the others, from the mean of all, the own answer (B, K) and its weights `share` (B,).
+    """The weighted mean (B, K) of the others, from the mean of all, the own answer (B, K) and its
+    weights `share` (B,).
 
     Where nobody else knows the row there is nothing to learn: there it is the own answer.
     """

@@ -1,22 +1,26 @@
-"""Contrastive representation distillation: two networks' features of one row against the features of other classes.
+"""Contrastive representation distillation: two networks' features of one row against the features
+of other classes.
 
-Papers: Y. Tian, D. Krishnan, P. Isola, "Contrastive Representation Distillation", ICLR 2020; section V of AugFL, where
-any two different rows are a negative pair. Both networks' features are mapped to unit vectors of one width. An anchor
-is compared with the other network's vectors of all n rows, which two banks store:
+Papers: Y. Tian, D. Krishnan, P. Isola, "Contrastive Representation Distillation", ICLR 2020;
+section V of AugFL, where any two different rows are a negative pair. Both networks' features are
+mapped to unit vectors of one width. An anchor is compared with the other network's vectors of all n
+rows, which two banks store:
 
     e = exp(<anchor, bank row> / τ) / Z,    h = e / (e + N / n),    -E log h - N E log(1 - h)
 
-the first mean over an anchor's own row, the second over its negative rows. With Z, n times the mean of the first
-batch's e, the loss begins near log N + 1 for each network; without it, at τ = 0.07, near N.
+the first mean over an anchor's own row, the second over its negative rows. With Z, n times the mean
+of the first batch's e, the loss begins near log N + 1 for each network; without it, at τ = 0.07,
+near N.
 
 The state has `maps` and `banks` by network, and `z`, log Z by network, empty until the first batch.
 
 Differs:
-    Negative rows are those of other classes, which uses the server's labels; the paper's are all with i ≠ j, as here
-        for a number to predict.
-    All negative rows are scored at once by one product, where the paper draws N of them for each anchor: the sum over
-        the draws is replaced by its expectation.
-    The maps learn by plain gradient descent. The authors' code has momentum, but resets it in every round.
+    Negative rows are those of other classes, which uses the server's labels; the paper's are all
+        with i ≠ j, as here for a number to predict.
+    All negative rows are scored at once by one product, where the paper draws N of them for each
+        anchor: the sum over the draws is replaced by its expectation.
+    The maps learn by plain gradient descent. The authors' code has momentum, but resets it in every
+    round.
 """
 
 import math
@@ -33,10 +37,13 @@ Maps: TypeAlias = Mapping[str, Mapping[str, Tensor]]
 
 
 def init(rows: int, student: int, teacher: int, width: int) -> dict[str, Any]:
-    """The first state for features of these widths and unit vectors of `width`: maps with the initial weights of linear
-    layers, random banks of `rows` vectors."""
+    """The first state for features of these widths and unit vectors of `width`: maps with the
+    initial weights of linear layers, random banks of `rows` vectors.
+    """
     layers = dict(zip(BOTH, (nn.Linear(student, width), nn.Linear(teacher, width)), strict=True))
-    maps = {net: {k: p.detach() for k, p in layer.named_parameters()} for net, layer in layers.items()}
+    maps = {
+        net: {k: p.detach() for k, p in layer.named_parameters()} for net, layer in layers.items()
+    }
     banks = {net: F.normalize(torch.randn(rows, width), dim=-1) for net in BOTH}
     return {"maps": maps, "banks": banks, "z": {}}
 
@@ -46,7 +53,9 @@ def embed(maps: Maps, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {net: F.normalize(F.linear(features[net], **maps[net]), dim=-1) for net in BOTH}
 
 
-def scores(banks: Mapping[str, Tensor], vectors: Mapping[str, Tensor], temperature: float) -> dict[str, Tensor]:
+def scores(
+    banks: Mapping[str, Tensor], vectors: Mapping[str, Tensor], temperature: float
+) -> dict[str, Tensor]:
     """For each network <anchor, bank row> / τ (B, n) of its vectors with the other's bank."""
     others = {"student": banks["teacher"], "teacher": banks["student"]}
     return {net: (vectors[net] / temperature) @ others[net].T for net in BOTH}
@@ -71,25 +80,42 @@ def loss(
         negatives: N.
     """
     logits = scores(state["banks"], vectors, temperature)
-    z = state["z"] or {net: normalizer(x.detach(), which, negative_rows) for net, x in logits.items()}
-    return torch.stack([contrast(x - z[net], which, negative_rows, negatives) for net, x in logits.items()]).sum(), z
+    z = state["z"] or {
+        net: normalizer(x.detach(), which, negative_rows) for net, x in logits.items()
+    }
+    return torch.stack(
+        [contrast(x - z[net], which, negative_rows, negatives) for net, x in logits.items()]
+    ).sum(), z
 
 
 def descend(maps: Maps, gradients: Maps, lr: float, decay: float) -> dict[str, dict[str, Tensor]]:
     """The maps after a step of gradient descent with weight decay."""
-    return {net: {k: w - lr * (gradients[net][k] + decay * w) for k, w in maps[net].items()} for net in BOTH}
+    return {
+        net: {k: w - lr * (gradients[net][k] + decay * w) for k, w in maps[net].items()}
+        for net in BOTH
+    }
 
 
 def update_banks(
     banks: Mapping[str, Tensor], which: Tensor, vectors: Mapping[str, Tensor], momentum: float
 ) -> dict[str, Tensor]:
-    """The banks with the vectors (B, width) of rows `which` (B,) mixed in; `momentum` is the old entries' share."""
-    mixed = {net: momentum * bank[which] + (1 - momentum) * vectors[net].detach() for net, bank in banks.items()}
-    return {net: bank.index_copy(0, which, F.normalize(mixed[net], dim=-1)) for net, bank in banks.items()}
+    """The banks with the vectors (B, width) of rows `which` (B,) mixed in; `momentum` is the old
+    entries' share.
+    """
+    mixed = {
+        net: momentum * bank[which] + (1 - momentum) * vectors[net].detach()
+        for net, bank in banks.items()
+    }
+    return {
+        net: bank.index_copy(0, which, F.normalize(mixed[net], dim=-1))
+        for net, bank in banks.items()
+    }
 
 
 def normalizer(scores: Tensor, which: Tensor, negative_rows: Tensor) -> Tensor:
-    """log Z (): n times the mean of exp(scores) (B, n) of the anchors' own rows `which` (B,) and of `negative_rows`."""
+    """log Z (): n times the mean of exp(scores) (B, n) of the anchors' own rows `which` (B,) and of
+    `negative_rows`.
+    """
     taken = negative_rows.clone()
     taken[torch.arange(len(which)), which] = True
     return (scores[taken].exp().mean() * scores.shape[1]).log()

@@ -1,31 +1,36 @@
 """FedProto: clients with models of their own, which agree on one prototype of each class.
 
-Paper: Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang, "FedProto: Federated Prototype Learning across
-Heterogeneous Clients", AAAI 2022, Algorithm 1; read with the authors' code, github.com/yuetan031/FedProto.
+Paper: Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang, "FedProto: Federated Prototype
+Learning across Heterogeneous Clients", AAAI 2022, Algorithm 1; read with the authors' code,
+github.com/yuetan031/FedProto.
 
 A prototype C^(j) is the mean of the features of the rows of class j. A round:
 
-    f_i <- SGD on cross-entropy + λ MSE(f_i(x), C^(y)), C^(y) the global prototype of the row's own class
-    C_i^(j) = mean of f_i(x) over own rows of class j
+    f_i <- SGD on cross-entropy + λ MSE(f_i(x), C^(y)), C^(y) the global prototype of the row's own
+    class C_i^(j) = mean of f_i(x) over own rows of class j
     C^(j)   = mean of the C_i^(j), weighted by their numbers of rows
 
-Messages: prototypes (K, d) and numbers of rows (K,) up, prototypes down. Models are never averaged, so networks may
-differ, but all must give features of one width. The numbers of rows tell the server each client's class mix.
+Messages: prototypes (K, d) and numbers of rows (K,) up, prototypes down. Models are never averaged,
+so networks may differ, but all must give features of one width. The numbers of rows tell the server
+each client's class mix.
 
-A client that never trained has only its own initial network and the global prototypes: after 0 steps it predicts by
-chance, and all that it learns comes from its steps of adaptation, on the same loss.
+A client that never trained has only its own initial network and the global prototypes: after 0
+steps it predicts by chance, and all that it learns comes from its steps of adaptation, on the same
+loss.
 
 Differs:
-    The regularizer compares each row's features with the prototype, as the code does; the paper compares prototypes of
-        batches. A row whose class has no global prototype adds 0.
-    The paper's (6) divides the weighted mean by the number of clients once more, which is taken for a slip. The code
-        takes the plain mean over clients.
-    Prototypes are made of all own rows after the training, in evaluation mode; the code collects features on the way.
-    `predict = "prototype"` takes the nearest of all global prototypes, in L2. The code looks only at those of the
-        client's own classes, and reports the classifier's answers too.
-    A client that sends nothing in a round does not count in it; a class that no client sends keeps its prototype.
-    A node sends a class of few own rows as absent (`min_class_rows` of its `node.toml`). With secure sums a class
-        counts if two clients have it, which a first sum tells: that of one would be its prototype.
+    The regularizer compares each row's features with the prototype, as the code does; the paper
+        compares prototypes of batches. A row whose class has no global prototype adds 0.
+    The paper's (6) divides the weighted mean by the number of clients once more, which is taken for
+        a slip. The code takes the plain mean over clients.
+    Prototypes are made of all own rows after the training, in evaluation mode; the code collects
+    features on the way. `predict = "prototype"` takes the nearest of all global prototypes, in L2.
+        The code looks only at those of the client's own classes, and reports the classifier's
+        answers too.
+    A client that sends nothing in a round does not count in it; a class that no client sends keeps
+    its prototype. A node sends a class of few own rows as absent (`min_class_rows` of its
+        `node.toml`). With secure sums a class counts if two clients have it, which a first sum
+        tells: that of one would be its prototype.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +40,18 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedloom.core.page import EVERY_LOCAL, SGD, Aggregator, Federation, Method, ModelError, Party, Shape, Tree, floats
+from fedloom.core.page import (
+    EVERY_LOCAL,
+    SGD,
+    Aggregator,
+    Federation,
+    Method,
+    ModelError,
+    Party,
+    Shape,
+    Tree,
+    floats,
+)
 from fedloom.methods import features, steps
 from fedloom.methods.features import Features, class_means, linear, mask_unknown
 from fedloom.methods.meta.steps import MetaConfig
@@ -62,7 +78,9 @@ class FedProtoConfig(MetaConfig):
 
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`: the mean of a class shows whether a client has it."""
-        return "who has a class is not hidden" if aggregator.hidden and not aggregator.secure else ""
+        return (
+            "who has a class is not hidden" if aggregator.hidden and not aggregator.secure else ""
+        )
 
     @property
     def iterations_per_round(self) -> int:
@@ -97,9 +115,12 @@ class FedProtoClient(Party[FedProtoConfig]):
         """Which classes this client has, as 0 or 1 (K,), for a secure sum."""
         return {"clients": self.context.shown_classes.long()}
 
-    def update(self, *, t: int, received: dict[str, Tensor], counted: Tensor | None = None) -> dict[str, Tree]:
-        """LocalUpdate: train near the global prototypes `received`, if there are any, and compute own ones, of the
-        classes `counted` (K,) alone if these are given."""
+    def update(
+        self, *, t: int, received: dict[str, Tensor], counted: Tensor | None = None
+    ) -> dict[str, Tree]:
+        """LocalUpdate: train near the global prototypes `received`, if there are any, and compute
+        own ones, of the classes `counted` (K,) alone if these are given.
+        """
         cfg = self.cfg
         self._receive(received)
         steps.reset_optimizer(self)
@@ -136,13 +157,19 @@ class FedProtoClient(Party[FedProtoConfig]):
 
     def _own_prototypes(self) -> tuple[Tensor, Tensor]:
         """(3): means (K, d) of the features of all own rows by class, and how many rows (K,)."""
-        x, y, weight = (torch.cat(parts) for parts in zip(self.context.support, self.context.query, strict=True))
+        x, y, weight = (
+            torch.cat(parts) for parts in zip(self.context.support, self.context.query, strict=True)
+        )
         return class_means(features.infer(self, x), y, self.context.classes, weight)
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: store the global prototypes, and adapt the network on the same loss."""
+        """Before an evaluation: store the global prototypes, and adapt the network on the same
+        loss.
+        """
         self._receive(broadcast)
-        steps.gradient_descent(self, steps.steps_of(self.cfg, eval_mode), self._loss, *self.context.support)
+        steps.gradient_descent(
+            self, steps.steps_of(self.cfg, eval_mode), self._loss, *self.context.support
+        )
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K): with prototypes minus the squared distances, up to a term of the row's.
@@ -158,7 +185,9 @@ class FedProtoClient(Party[FedProtoConfig]):
 
 @final
 class FedProtoServer(Party[FedProtoConfig]):
-    """The server: the global prototypes (K, d) and a mask (K,) of the classes that have one; empty at first."""
+    """The server: the global prototypes (K, d) and a mask (K,) of the classes that have one; empty
+    at first.
+    """
 
     STATE = ("prototypes",)
     ROLE = "server"
@@ -172,9 +201,14 @@ class FedProtoServer(Party[FedProtoConfig]):
         return dict(self.prototypes)
 
     def keep(self, mean: Tensor, rows: Tensor) -> None:
-        """(6): replace the prototypes of the classes with `rows` (K,) by their means (K, d) over clients."""
+        """(6): replace the prototypes of the classes with `rows` (K,) by their means (K, d) over
+        clients.
+        """
         found = rows > 0
-        before = self.prototypes or {"prototypes": torch.zeros_like(mean), "known": torch.zeros_like(found)}
+        before = self.prototypes or {
+            "prototypes": torch.zeros_like(mean),
+            "known": torch.zeros_like(found),
+        }
         self.prototypes = {
             "prototypes": torch.where(found[:, None], mean, before["prototypes"]),
             "known": before["known"] | found,
@@ -184,8 +218,8 @@ class FedProtoServer(Party[FedProtoConfig]):
 def unequal(a: int, b: int) -> str:
     """Error message for feature dimensions a and b."""
     return (
-        f"fedproto needs one feature dimension at all clients, but some have {a} and some {b}: choose networks of one "
-        "feature dimension in models.pool"
+        f"fedproto needs one feature dimension at all clients, but some have {a} and some {b}: "
+        "choose networks of one feature dimension in models.pool"
     )
 
 
@@ -214,7 +248,8 @@ METHODS = (
     Method(
         name="fedproto",
         title="Clients with networks of their own agree on class prototypes",
-        paper="Y. Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
+        paper="Y. Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients, "
+        "AAAI 2022",
         only_classes="it compares prototypes of classes",
         local=EVERY_LOCAL,
         family="meta",

@@ -1,18 +1,19 @@
 """Per-FedAvg: federated averaging of a model that is good after a step of adaptation.
 
-Paper: A. Fallah, A. Mokhtari, A. Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A
-Model-Agnostic Meta-Learning Approach", NeurIPS 2020, Algorithm 1. A participant makes `local_steps` steps (τ) on its
-own meta-objective, L(θ - α ∇L(θ, D^s), D^q), and the server averages:
+Paper: A. Fallah, A. Mokhtari, A. Ozdaglar, "Personalized Federated Learning with Theoretical
+Guarantees: A Model-Agnostic Meta-Learning Approach", NeurIPS 2020, Algorithm 1. A participant makes
+`local_steps` steps (τ) on its own meta-objective, L(θ - α ∇L(θ, D^s), D^q), and the server
+averages:
 
     θ <- θ - β (I - α ∇²L(θ, D^s)) ∇L(θ - α ∇L(θ, D^s), D^q)
 
-The variants of the paper's section 5 are settings of `hvp`: FO, which leaves the Hessian out, is `first_order`; HF,
-which takes a difference of gradients, is `fd`. With τ = 1 and full participation a round is a step of gradient descent
-on the mean meta-objective, which is what AugFL extrapolates.
+The variants of the paper's section 5 are settings of `hvp`: FO, which leaves the Hessian out, is
+`first_order`; HF, which takes a difference of gradients, is `fd`. With τ = 1 and full participation
+a round is a step of gradient descent on the mean meta-objective, which is what AugFL extrapolates.
 
 Differs:
-    No batches: D^s and D^q are a client's whole halves, the same in every step. The paper draws three independent
-        batches for each step, one for the Hessian.
+    No batches: D^s and D^q are a client's whole halves, the same in every step. The paper draws
+        three independent batches for each step, one for the Hessian.
     The Hessian-vector product is exact by default.
     The mean is weighted by rows, as everywhere here; the paper's clients count alike.
 """
@@ -29,14 +30,17 @@ from fedloom.methods.meta.steps import Hessian, MetaConfig, meta_gradient
 
 
 class PerFedAvgConfig(MetaConfig):
-    """The paper's step of adaptation, and its local steps. Rates are those of AugFL's experiments."""
+    """The paper's step of adaptation, and its local steps. Rates are those of AugFL's
+    experiments.
+    """
 
     local_steps: int = Field(1, ge=1)
     """Local steps in a round (τ). The paper's experiments have 4 and 10."""
     beta: float = Field(0.03, gt=0)
     """Learning rate of a local step (β)."""
     hvp: Hessian = "exact"
-    """Hessian-vector product: exact, by differences (fd, fd_normalized), or omitted (first_order)."""
+    """Hessian-vector product: exact, by differences (fd, fd_normalized), or omitted (first_order).
+    """
     delta: float = Field(1e-3, gt=0)
     """Step of the difference of gradients (δ)."""
 
@@ -97,7 +101,8 @@ def round(
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # line 2
     template: Template = {"weights": dict(fed.param_shapes), "rows": Shape("int64")}
     sent = {"weights": server.weights}
-    mean = fed.mean(chosen, "update", shared=sent, expect=template, weight="rows", around=sent)  # lines 3-9
+    # lines 3-9
+    mean = fed.mean(chosen, "update", shared=sent, expect=template, weight="rows", around=sent)
     if mean is not None:
         server.weights = mean.value["weights"]  # line 10
     yield "round"
@@ -107,7 +112,8 @@ METHODS = (
     Method(
         name="per-fedavg",
         title="A server averages weights that are good after a step of adaptation",
-        paper="A. Fallah et al.: Personalized Federated Learning: A Model-Agnostic Meta-Learning Approach, 2020",
+        paper="A. Fallah et al.: Personalized Federated Learning: A Model-Agnostic Meta-Learning "
+        "Approach, 2020",
         family="meta",
         config=PerFedAvgConfig,
         round=round,

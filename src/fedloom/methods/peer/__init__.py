@@ -1,1 +1,3 @@
-"""Methods without a server: every peer has its own model and exchanges messages with its neighbours."""
+"""Methods without a server: every peer has its own model and exchanges messages with its
+neighbours.
+"""

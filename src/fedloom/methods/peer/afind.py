@@ -1,11 +1,11 @@
 """AFIND+: decentralized learning in which every peer selects the neighbours that help it.
 
-Paper: L. Wang, Y. Chen, Y. Guo, X. Tang, "Smart Sampling: Helping from Friendly Neighbors for Decentralized
-Federated Learning", arXiv 2407.04460. Equation and line numbers below are the paper's; lines are those of
-Algorithm 1.
+Paper: L. Wang, Y. Chen, Y. Guo, X. Tang, "Smart Sampling: Helping from Friendly Neighbors for
+Decentralized Federated Learning", arXiv 2407.04460. Equation and line numbers below are the
+paper's; lines are those of Algorithm 1.
 
-Each peer i has a body w_i, a private head β_i, its rows, and a probability p_ij for each of its neighbours B_i. A
-round:
+Each peer i has a body w_i, a private head β_i, its rows, and a probability p_ij for each of its
+neighbours B_i. A round:
 
     C_i = {j in B_i : p_ij ≥ θ_i}                                                  the coreset, lines 3-5
     each j in C_i replies, computed from i's body and its own head and rows, on a scratch copy:
@@ -17,33 +17,38 @@ round:
     e_ij = (1 + cos) / 2,  h_i = -Σ_j in C_i e_ij ln e_ij                          (10)
     θ_i = τ (1 - sigmoid(h_i))                                                     (11)-(13)
 
-AFIND is the same with equal weights ϖ. `mode="cheap"` (ours) trains every peer once, from its own body, and requests
-only φ and F at w_i from neighbours. `threshold="calibrated"` (ours) follows the paper's prose, which (13) contradicts:
-θ_i = 2 τ h̄_i with h̄_i = (e / |C_i|) h_i in [0, 1], compared with p_ij |B_i|, so that all similar neighbours pass.
-Both lose them again: as training converges, gradients on similar rows point anywhere, and p concentrates on few.
-`threshold="anchored"` (ours) compares φ at the initial network, where all peers start, once for each pair: C_i are the
-neighbours above the largest gap in cos(φ_i, φ_j), so that groups of any size are found in round 0 and kept.
+AFIND is the same with equal weights ϖ. `mode="cheap"` (ours) trains every peer once, from its own
+body, and requests only φ and F at w_i from neighbours. `threshold="calibrated"` (ours) follows the
+paper's prose, which (13) contradicts: θ_i = 2 τ h̄_i with h̄_i = (e / |C_i|) h_i in [0, 1],
+compared with p_ij |B_i|, so that all similar neighbours pass.
+Both lose them again: as training converges, gradients on similar rows point anywhere, and p
+concentrates on few. `threshold="anchored"` (ours) compares φ at the initial network, where all
+peers start, once for each pair: C_i are the neighbours above the largest gap in cos(φ_i, φ_j), so
+that groups of any size are found in round 0 and kept.
 
 Reading, where the paper is silent or contradicts itself:
-    θ starts at 0: the first round selects all neighbours, or `explore_neighbours` random ones, or uses probes alone.
+    θ starts at 0: the first round selects all neighbours, or `explore_neighbours` random ones, or
+        uses probes alone.
     An empty coreset would stay empty: `empty_coreset` says which neighbours replace it.
     (9) sums over the p outside C_i, and (14) normalizes over j.
-    Line 13 omits i's own update of line 12, which would be lost: i has a share in ϖ, but not in p and h.
-    Line 8 would train j's head once for each request: requests run on a scratch copy, and only line 12 changes j.
-    When a peer leaves, the p of the others are normalized; a peer that joins gets the mean p.
-    Line 20 takes the head after K_w steps, but there are K_β: the last one is meant.
-    All peers start with one network, heads included.
-    φ and F are computed on at most `probe_rows` of a peer's rows, the same for all requests of a round.
+    Line 13 omits i's own update of line 12, which would be lost: i has a share in ϖ, but not in p
+    and h. Line 8 would train j's head once for each request: requests run on a scratch copy, and
+    only line 12 changes j. When a peer leaves, the p of the others are normalized; a peer that
+    joins gets the mean p. Line 20 takes the head after K_w steps, but there are K_β: the last one
+    is meant. All peers start with one network, heads included.
+    φ and F are computed on at most `probe_rows` of a peer's rows, the same for all requests of a
+    round.
 
 Differs:
     A neighbour that does not reply keeps its old p, as if it had not been in C_i.
     Cheap mode sends three messages per pair instead of two: the trained body follows the probe.
-    Privacy (`dp`, Table 4): the paper describes it by quantities that AFIND+ does not have. Here noise of standard
-        deviation σ C0 / L is added to φ (the mean of L row gradients, each clipped to C0), or to the clipped change of
-        the body. Only the first has an (ε, δ), and only with `threshold="anchored"`: it covers φ and the choice
-        of neighbours, which then compares what was sent. Bodies and losses are sent without noise. φ is computed at
+    Privacy (`dp`, Table 4): the paper describes it by quantities that AFIND+ does not have. Here
+        noise of standard deviation σ C0 / L is added to φ (the mean of L row gradients, each
+        clipped to C0), or to the clipped change of the body. Only the first has an (ε, δ), and only
+        with `threshold="anchored"`: it covers φ and the choice of neighbours, which then compares
+        what was sent. Bodies and losses are sent without noise. φ is computed at
         the initial head: the own one was trained on the own rows without noise.
-"""
+"""  # noqa: E501
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +58,16 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Aggregator, Federation, Method, Template, Tree, floats
+from fedloom.core.page import (
+    EVERY_LOCAL,
+    EVERY_TASK,
+    Aggregator,
+    Federation,
+    Method,
+    Template,
+    Tree,
+    floats,
+)
 from fedloom.methods import steps
 from fedloom.methods.peer import mixing, selection
 from fedloom.protect.privacy import clipped_tree, noisy
@@ -63,7 +77,9 @@ class AfindConfig(selection.SelectionConfig):
     """Local training and neighbour selection as in `SelectionConfig`."""
 
     mode: Literal["faithful", "cheap"] = "faithful"
-    """`faithful`: a neighbour trains from the requesting peer's body. `cheap`: it sends its own trained body (ours)."""
+    """`faithful`: a neighbour trains from the requesting peer's body. `cheap`: it sends its own
+    trained body (ours).
+    """
 
     @model_validator(mode="after")
     def _possible(self) -> "AfindConfig":
@@ -78,8 +94,10 @@ class AfindConfig(selection.SelectionConfig):
 
 @final
 class AfindPeer(selection.SelectingPeer[AfindConfig]):
-    """A peer. Its state is described in `fedloom.methods.peer.selection`; in faithful mode `replies` also has `shares`
-    (m,), the neighbours' shares of ϖ among themselves, their mean body by these (`bodies`), and its `mass`."""
+    """A peer. Its state is described in `fedloom.methods.peer.selection`; in faithful mode
+    `replies` also has `shares` (m,), the neighbours' shares of ϖ among themselves, their mean body
+    by these (`bodies`), and its `mass`.
+    """
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "neighbours", "replies")
@@ -92,7 +110,7 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
         steps.init_network(self)
         selection.init(self)
 
-    # -- faithful: a neighbour trains from the requesting peer's body --------------------------------
+    # -- faithful: a neighbour trains from the requesting peer's body ------------------------------
 
     def serve(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
         """Lines 7-9 and 17-23 at j: φ_j, w_j and F̃_j from w_i, on a scratch copy."""
@@ -117,7 +135,9 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
         return {k: start[k] + noisy(c, sigma, rng) for k, c in change.items()}
 
     def gather(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """Lines 13, 14 at i, without its own model: keep the neighbours' mean by ϖ until `update`."""
+        """Lines 13, 14 at i, without its own model: keep the neighbours' mean by ϖ
+        until `update`.
+        """
         self.estimate(t=t, inbox=inbox)
         if len(inbox) < self.context.aggregator.least:
             return
@@ -127,7 +147,12 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
         dense[[int(j) for j in inbox]] = shares
         sent = [r["weights"] for r in inbox.values()]
         bodies = mixing.mean_of(self, sent, shares.tolist())
-        self.replies = {**self.replies, "shares": dense, "bodies": bodies, "mass": log_mass(losses, self.cfg)}
+        self.replies = {
+            **self.replies,
+            "shares": dense,
+            "bodies": bodies,
+            "mass": log_mass(losses, self.cfg),
+        }
 
     def update(self, *, t: int) -> None:
         """Line 12, the own training, and line 13 with it."""
@@ -140,12 +165,14 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
             loss = selection.smoothed(selection.probe_loss(self, t), before, cfg.gamma)
             share = torch.sigmoid(log_mass(loss[None], cfg) - replies["mass"])  # ϖ_ii
             own = steps.shared_weights(self)
-            steps.set_weights(self, {k: torch.lerp(replies["bodies"][k], w, share) for k, w in own.items()})
+            steps.set_weights(
+                self, {k: torch.lerp(replies["bodies"][k], w, share) for k, w in own.items()}
+            )
             row = share * row + (1 - share) * replies["shares"]
         self.note("mixing", row)
         self.replies = {"t": -1}
 
-    # -- cheap: every peer trains once, from its own body ---------------------------------------------
+    # -- cheap: every peer trains once, from its own body ------------------------------------------
 
     def train_once(self, *, t: int) -> None:
         """Line 12, for the peer itself and for all requests."""
@@ -172,7 +199,9 @@ def log_mass(losses: Tensor, cfg: AfindConfig) -> Tensor:
     return torch.logsumexp(torch.zeros_like(losses) if even else -losses / cfg.temperature, 0)
 
 
-def round(fed: Federation, server: None, peers: Sequence[int], cfg: AfindConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: None, peers: Sequence[int], cfg: AfindConfig, t: int
+) -> Iterator[str]:
     """Algorithm 1, lines 2-15, for one t and all peers."""
     mixing.check_models(fed, None)
     now, body = {"t": t}, steps.weights_template(fed, cfg.personal_head)
@@ -180,19 +209,24 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: AfindConfig,
     if cfg.mode == "faithful":
         steps_of = {"ask": "request", "answer": "serve", "take": "gather"}  # lines 6-11, 13, 14
         answer: Template = {"phi": selection.proxy_template(fed), **body, "loss": floats()}
-        fed.exchange(links, **steps_of, shared=now, question=body, expect=answer, at_once=selection.AT_ONCE)
+        fed.exchange(
+            links, **steps_of, shared=now, question=body, expect=answer, at_once=selection.AT_ONCE
+        )
         fed.call(peers, "update", shared=now)  # lines 12, 13
     else:
         selection.exchange_probes(fed, links, cfg, t)  # lines 7, 11, 14
         fed.call(peers, "train_once", shared=now)  # line 12
-        fed.exchange(links, answer="give", take="mix", shared=now, expect={**body, "loss": floats()})
+        fed.exchange(
+            links, answer="give", take="mix", shared=now, expect={**body, "loss": floats()}
+        )
     yield "round"
 
 
 AFIND_PLUS = Method(
     name="afind-plus",
     title="Peers select similar neighbours and weight their models by loss",
-    paper="L. Wang et al.: Smart Sampling: Helping from Friendly Neighbors for Decentralized Federated Learning, 2024",
+    paper="L. Wang et al.: Smart Sampling: Helping from Friendly Neighbors for Decentralized "
+    "Federated Learning, 2024",
     family="peer",
     config=AfindConfig,
     round=round,
@@ -210,7 +244,12 @@ AFIND_PLUS = Method(
 
 METHODS = (
     replace(AFIND_PLUS, trial_rank=2),
-    replace(AFIND_PLUS, name="afind", title="AFIND+ with equal weights", fixed={"aggregation": "uniform"}),
+    replace(
+        AFIND_PLUS,
+        name="afind",
+        title="AFIND+ with equal weights",
+        fixed={"aggregation": "uniform"},
+    ),
     replace(
         AFIND_PLUS,
         name="fedavg-ft-afind",

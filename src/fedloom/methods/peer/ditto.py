@@ -1,7 +1,9 @@
-"""Ditto among peers: a shared model that neighbours average, and a personal one that is regularized towards it.
+"""Ditto among peers: a shared model that neighbours average, and a personal one that is regularized
+towards it.
 
-Paper: T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through Personalization",
-ICML 2021, Algorithm 1. AFIND+ (its Figure 5) can select the neighbours: see `neighbour_selection`.
+Paper: T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through
+Personalization", ICML 2021, Algorithm 1. AFIND+ (its Figure 5) can select the neighbours: see
+`neighbour_selection`.
 
 Each peer i has a shared model w_i and a personal one v_i. A round:
 
@@ -11,15 +13,17 @@ Each peer i has a shared model w_i and a personal one v_i. A round:
 
 v_i is evaluated; it never leaves the peer, and w_i does not depend on it.
 
-Reading: Algorithm 1 pulls v towards the model that the server broadcast, not towards the one trained from it. So w_i
-in the first line is the shared model at the start of the round, the mean at the end of the last one.
+Reading: Algorithm 1 pulls v towards the model that the server broadcast, not towards the one
+trained from it. So w_i in the first line is the shared model at the start of the round, the mean at
+the end of the last one.
 
 Differs:
-    Each peer's mean over its neighbours replaces the server's mean over sampled clients. With all neighbours on a
+    Each peer's mean over its neighbours replaces the server's mean over sampled clients. With all
+    neighbours on a
         complete graph all w_i are equal: Ditto with full participation and equal weights.
     With a personal head w_i has its own head, which the proximal term covers too.
-    The proximal term is part of the loss, so momentum includes it. All weights of v are updated together, and v has
-        its own BatchNorm statistics.
+    The proximal term is part of the loss, so momentum includes it. All weights of v are updated
+        together, and v has its own BatchNorm statistics.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +35,16 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Aggregator, Federation, Method, Template, Tree, floats
+from fedloom.core.page import (
+    EVERY_LOCAL,
+    EVERY_TASK,
+    Aggregator,
+    Federation,
+    Method,
+    Template,
+    Tree,
+    floats,
+)
 from fedloom.methods import steps
 from fedloom.methods.peer import mixing, selection
 
@@ -62,7 +75,9 @@ class DittoConfig(selection.SelectionConfig):
 
 @final
 class DittoPeer(selection.SelectingPeer[DittoConfig]):
-    """A peer with two models: its network is the shared one, `personal` the parameters and buffers of the other."""
+    """A peer with two models: its network is the shared one, `personal` the parameters and buffers
+    of the other.
+    """
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "neighbours", "replies", "personal")
@@ -79,10 +94,15 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
     def snapshot(self) -> dict[str, dict[str, Tensor]]:
         """Copies of the network's parameters and buffers."""
         parts = {"params": self.params, "buffers": self.buffers}
-        return {part: {k: v.detach().clone() for k, v in values.items()} for part, values in parts.items()}
+        return {
+            part: {k: v.detach().clone() for k, v in values.items()}
+            for part, values in parts.items()
+        }
 
     def update(self, *, t: int) -> None:
-        """Train the personal model towards the shared one of the round's start, then train the shared one."""
+        """Train the personal model towards the shared one of the round's start, then train the
+        shared one.
+        """
         self.personalize(t)
         steps.local_sgd(self, t=t)
 
@@ -93,7 +113,9 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
             self.load_personal()
             steps.reset_optimizer(self)
             for n in range(PERSONAL + t * epochs, PERSONAL + (t + 1) * epochs):
-                self.train(partial(self.proximal_loss, shared), self.epochs(n, size=self.cfg.batch_size))
+                self.train(
+                    partial(self.proximal_loss, shared), self.epochs(n, size=self.cfg.batch_size)
+                )
             self.personal = self.snapshot()
         distances = [(v - shared[k]).norm() for k, v in self.personal["params"].items()]
         self.note("distance to the shared model", torch.stack(distances).norm())
@@ -109,7 +131,11 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
 
     def give(self, *, t: int) -> dict[str, Tree]:
         """The own shared weights; with AFIND+ also their loss."""
-        loss = {"loss": selection.probe_loss(self, t)} if self.cfg.neighbour_selection == "afind" else {}
+        loss = (
+            {"loss": selection.probe_loss(self, t)}
+            if self.cfg.neighbour_selection == "afind"
+            else {}
+        )
         return {"weights": steps.shared_weights(self), **loss}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
@@ -127,12 +153,18 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
             steps.fine_tune(self)
 
 
-def round(fed: Federation, server: None, peers: Sequence[int], cfg: DittoConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: None, peers: Sequence[int], cfg: DittoConfig, t: int
+) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
     random = cfg.neighbour_selection == "random"
     mixing.check_models(fed, cfg.neighbours if random else None)
-    links = fed.sample_peers(peers, cfg.neighbours, t) if random else selection.links(fed, peers, cfg, t)
+    links = (
+        fed.sample_peers(peers, cfg.neighbours, t)
+        if random
+        else selection.links(fed, peers, cfg, t)
+    )
     fed.call(peers, "update", shared=now)
     loss = {"loss": floats()} if cfg.neighbour_selection == "afind" else {}
     answer: Template = {**steps.weights_template(fed, cfg.personal_head), **loss}
@@ -143,7 +175,8 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: DittoConfig,
 DITTO = Method(
     name="ditto",
     title="A personal model near a shared one that random neighbours average",
-    paper="T. Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
+    paper="T. Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization, ICML "
+    "2021",
     family="peer",
     config=DittoConfig,
     round=round,

@@ -1,30 +1,36 @@
-"""DPFL: every peer searches, under a budget, for the set of peers whose average model does best on its held-out rows.
+"""DPFL: every peer searches, under a budget, for the set of peers whose average model does best on
+its held-out rows.
 
-Paper: S. Kharrat, M. Canini, S. Horváth, "Decentralized Personalized Federated Learning", AISTATS 2025 (PMLR 258),
-arXiv 2406.06520. The algorithm is that of the authors' code; the double greedy is that of N. Buchbinder et al., "A
-Tight Linear Time (1/2)-Approximation for Unconstrained Submodular Maximization", FOCS 2012.
+Paper: S. Kharrat, M. Canini, S. Horváth, "Decentralized Personalized Federated Learning", AISTATS
+2025 (PMLR 258), arXiv 2406.06520. The algorithm is that of the authors' code; the double greedy is
+that of N. Buchbinder et al., "A Tight Linear Time (1/2)-Approximation for Unconstrained Submodular
+Maximization", FOCS 2012.
 
 Peer k holds a share of its rows out of training; the reward of a set S of others is
 
-    R_k(S) = (10 - L_k(Σ_{i in S, k} (n_i/n) w_i)) / 10,  L_k: the mean cross-entropy on the rows held out
+    R_k(S) = (10 - L_k(Σ_{i in S, k} (n_i/n) w_i)) / 10,  L_k: the mean cross-entropy on the rows
+    held out
 
     greedy (GGC): X = {}, Y = candidates; for each candidate i in random order:
         a = max(R(X + i) - R(X), 0),  b = max(R(Y - i) - R(Y), 0)
         add i to X with probability a / (a + b), or 1 if both are 0; otherwise remove it from Y
         stop at |X| = B, the budget
-    before the rounds (BGGC): local training from common weights; greedy over all neighbours, B at a time -> pool Ω_k
-    a round: local training; every P rounds C_k = greedy over Ω_k; w_k <- Σ_{i in C_k, k} (n_i/n) w_i
+    before the rounds (BGGC): local training from common weights; greedy over all neighbours, B at a
+    time -> pool Ω_k
+    a round: local training; every P rounds C_k = greedy over Ω_k; w_k <- Σ_{i in C_k, k} (n_i/n)
+        w_i
 
 No gradient and no loss is sent: the receiver tries models on its own rows, as in PENS and FedFomo.
 
 Reading, where paper and code are silent or differ:
-    The training before the rounds is the training of the first round, in which peers average with their pool.
-    BGGC goes on from the X of the last batch, kept as one mean model, so that at most B others are in memory; in a
-        batch, Y has X and the batch.
+    The training before the rounds is the training of the first round, in which peers average with
+    their pool. BGGC goes on from the X of the last batch, kept as one mean model, so that at most B
+        others are in memory; in a batch, Y has X and the batch.
     The code averages in rounds with a choice only; here every round averages with the last C_k.
     In the code a tie a = b > 0 has the last probability; here 1/2, as the formula gives.
-    The budget counts helpers, without k itself. It limits C_k and what is averaged, not what is sent: a choice needs
-        the models of all of Ω_k, and the first round the models of all neighbours.
+    The budget counts helpers, without k itself. It limits C_k and what is averaged, not what is
+        sent: a choice needs the models of all of Ω_k, and the first round the models of all
+            neighbours.
 
 Differs:
     With a personal head w is the body, tried with the peer's own head and BatchNorm statistics.
@@ -76,8 +82,10 @@ class DpflConfig(steps.LocalSGDConfig):
 
 @final
 class DpflPeer(Party[DpflConfig]):
-    """A peer, its model, and masks (m,) of those that it has `tried`, of its `pool` (Ω) and its `helpers` (C); in the
-    first round also the mean model of the pool so far and its rows, in `carried`."""
+    """A peer, its model, and masks (m,) of those that it has `tried`, of its `pool` (Ω) and its
+    `helpers` (C); in the first round also the mean model of the pool so far and its rows, in
+    `carried`.
+    """
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "peers", "carried")
@@ -100,10 +108,12 @@ class DpflPeer(Party[DpflConfig]):
         return {"weights": steps.shared_weights(self), "rows": self.row_count}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: adapt or fine-tune, depending on the mode, without the held-out rows."""
+        """Before an evaluation: adapt or fine-tune, depending on the mode, without the held-out
+        rows.
+        """
         held_out.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
-    # -- the first round: BGGC -----------------------------------------------------------------------
+    # -- the first round: BGGC ---------------------------------------------------------------------
 
     def batch(self, *, t: int, here: Tensor) -> Tensor:
         """The next B neighbours in random order, as a mask (m,); none if the pool is full."""
@@ -120,7 +130,10 @@ class DpflPeer(Party[DpflConfig]):
         start = self.carried or self.give(t=t)
         chosen = self.search(start, inbox, self.cfg.budget - int(self.peers["pool"].sum()), t)
         self.carried = average([start, *(inbox[j] for j in chosen)])
-        self.peers = {**self.peers, "pool": self.peers["pool"] | self.mask([int(j) for j in chosen])}
+        self.peers = {
+            **self.peers,
+            "pool": self.peers["pool"] | self.mask([int(j) for j in chosen]),
+        }
 
     def settle(self, *, t: int) -> None:
         """The pool is the first C_k: average with it."""
@@ -130,7 +143,7 @@ class DpflPeer(Party[DpflConfig]):
         self.carried = {}
         self.note("pool", self.peers["pool"].sum())
 
-    # -- every round ---------------------------------------------------------------------------------
+    # -- every round -------------------------------------------------------------------------------
 
     def pool(self, *, t: int, here: Tensor) -> Tensor:
         """Ω as a mask (m,)."""
@@ -148,14 +161,21 @@ class DpflPeer(Party[DpflConfig]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own model and those in the inbox, by rows."""
-        rows = {self.context.id: float(self.row_count), **{int(j): float(r["rows"]) for j, r in inbox.items()}}
+        rows = {
+            self.context.id: float(self.row_count),
+            **{int(j): float(r["rows"]) for j, r in inbox.items()},
+        }
         mixing.average(self, mixing.models_of(self, inbox), rows)
         self.note("helpers", len(inbox))
 
-    # -- the search ----------------------------------------------------------------------------------
+    # -- the search --------------------------------------------------------------------------------
 
-    def search(self, start: Mapping[str, Any], inbox: Mapping[str, Mapping[str, Any]], most: int, t: int) -> list[str]:
-        """Greedy among the models of the inbox, each averaged with `start`; at most `most` of them, by id."""
+    def search(
+        self, start: Mapping[str, Any], inbox: Mapping[str, Mapping[str, Any]], most: int, t: int
+    ) -> list[str]:
+        """Greedy among the models of the inbox, each averaged with `start`; at most `most` of them,
+        by id.
+        """
 
         def reward(others: Sequence[str]) -> float:
             model: Any = average([start, *(inbox[j] for j in others)])["weights"]
@@ -176,11 +196,17 @@ class DpflPeer(Party[DpflConfig]):
 def average(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The mean of `weights` by `rows`, and the sum of `rows`."""
     rows = [float(model["rows"]) for model in models]
-    return {"weights": weighted_mean([model["weights"] for model in models], rows), "rows": sum(rows)}
+    return {
+        "weights": weighted_mean([model["weights"] for model in models], rows),
+        "rows": sum(rows),
+    }
 
 
 def greedy(
-    reward: Callable[[Sequence[str]], float], candidates: Sequence[str], draws: Sequence[float], most: int
+    reward: Callable[[Sequence[str]], float],
+    candidates: Sequence[str],
+    draws: Sequence[float],
+    most: int,
 ) -> list[str]:
     """GGC: at most `most` of the candidates, in their order. It computes at most 2 n + 2 rewards.
 
@@ -206,7 +232,9 @@ def greedy(
     return kept
 
 
-def round(fed: Federation, server: None, peers: Sequence[int], cfg: DpflConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: None, peers: Sequence[int], cfg: DpflConfig, t: int
+) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
     answer: Template = {**steps.weights_template(fed, cfg.personal_head), "rows": Shape("int64")}
@@ -228,7 +256,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: DpflConfig, 
 METHODS = (
     Method(
         name="dpfl",
-        title="Peers average with the set of others that does best on held-out rows, under a budget",
+        title="Peers average with the set of others that does best on held-out rows, under a budget",  # noqa: E501
         paper="S. Kharrat et al.: Decentralized Personalized Federated Learning, AISTATS 2025",
         family="peer",
         config=DpflConfig,

@@ -1,10 +1,12 @@
-"""FedeRiCo: a peer explains its rows by a mixture of its neighbours' models, and averages with the best ones.
+"""FedeRiCo: a peer explains its rows by a mixture of its neighbours' models, and averages with the
+best ones.
 
-Paper: Y. Sui, J. Wen, Y. Lau, B. L. Ross, J. C. Cresswell, "Find Your Friends: Personalized Federated Learning with
-the Right Collaborators", 2022. Here as a baseline of AFIND+ (its section 4.1).
+Paper: Y. Sui, J. Wen, Y. Lau, B. L. Ross, J. C. Cresswell, "Find Your Friends: Personalized
+Federated Learning with the Right Collaborators", 2022. Here as a baseline of AFIND+ (its section
+4.1).
 
-Peer i has a mixture weight π_ij for itself and each neighbour, and for each of its rows s the loss l_ij(s) of each
-model that it has received. A round:
+Peer i has a mixture weight π_ij for itself and each neighbour, and for each of its rows s the loss
+l_ij(s) of each model that it has received. A round:
 
     train the own model, row s with the weight r_ii(s)                          M-step of the model
     request k neighbours, drawn by π_ij, or with probability ε uniformly
@@ -23,12 +25,14 @@ Reading, where the papers are silent:
     `loss_momentum` is the weight of old losses.
 
 Differs:
-    The original predicts with the mixture of the models' outputs, and averages no weights. In AFIND+'s comparison all
-        methods have one model, trained and fine-tuned alike, so here π weights the parameters.
-    Only the peer's own model is evaluated on the rows that it was trained on. So π_ii grows towards 1 and mixing fades;
-        the rest of π distinguishes the neighbours.
-    With a personal head a neighbour's body is evaluated with the peer's own head and BatchNorm statistics.
-"""
+    The original predicts with the mixture of the models' outputs, and averages no weights. In
+        AFIND+'s comparison all methods have one model, trained and fine-tuned alike, so here π
+        weights the parameters.
+    Only the peer's own model is evaluated on the rows that it was trained on. So π_ii grows towards
+        1 and mixing fades; the rest of π distinguishes the neighbours.
+    With a personal head a neighbour's body is evaluated with the peer's own head and BatchNorm
+    statistics.
+"""  # noqa: E501
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +48,9 @@ from fedloom.methods import steps
 from fedloom.methods.peer import mixing
 
 WORST = 100.0
-"""Upper clip on losses, which also replaces NaN: large enough that π is 0, and finite, so that a model can recover."""
+"""Upper clip on losses, which also replaces NaN: large enough that π is 0, and finite, so that a
+model can recover.
+"""
 
 
 class FedericoConfig(steps.LocalSGDConfig):
@@ -62,8 +68,8 @@ class FedericoConfig(steps.LocalSGDConfig):
 class FedericoPeer(Party[FedericoConfig]):
     """A peer, its model, and its mixture.
 
-    Its state `mixture`, with m parties and n own rows: ln π (m,), as π itself could underflow to 0; a mask of known
-    losses (m,); the losses (m, n); and the row weights (n,), whose mean is 1.
+    Its state `mixture`, with m parties and n own rows: ln π (m,), as π itself could underflow to 0;
+    a mask of known losses (m,); the losses (m, n); and the row weights (n,), whose mean is 1.
     """
 
     ROLE = "peer"
@@ -72,11 +78,15 @@ class FedericoPeer(Party[FedericoConfig]):
     TO_PEERS = ("give",)
 
     def setup(self) -> None:
-        """The initial network; equal shares of the peer and its neighbours; no known losses; equal row weights."""
+        """The initial network; equal shares of the peer and its neighbours; no known losses; equal
+        row weights.
+        """
         steps.init_network(self)
         m, n, device = self.context.parties, len(self.data), self.context.device
         log_pi = torch.full((m,), -math.inf, dtype=torch.float64, device=device)
-        log_pi[[self.context.id, *self.context.neighbours]] = -math.log(1 + len(self.context.neighbours))
+        log_pi[[self.context.id, *self.context.neighbours]] = -math.log(
+            1 + len(self.context.neighbours)
+        )
         self.mixture: dict[str, Any] = {
             "log_pi": log_pi,
             "known": torch.zeros(m, dtype=torch.bool, device=device),
@@ -92,7 +102,9 @@ class FedericoPeer(Party[FedericoConfig]):
         steps.reset_optimizer(self)
         for n, names in steps.local_epochs(self, t):
             plan = epoch_plan(self.stream("batches", n), len(self.data), 1, self.cfg.batch_size)
-            for (x, y), w in zip(self.data.batches(plan), weights[plan.to(weights.device)], strict=True):
+            for (x, y), w in zip(
+                self.data.batches(plan), weights[plan.to(weights.device)], strict=True
+            ):
                 self.minimize(self.weighted_loss, x, y, w, only=names)
 
     def weighted_loss(self, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
@@ -115,11 +127,17 @@ class FedericoPeer(Party[FedericoConfig]):
         near = [j for j in self.context.neighbours if present[j]]
         k = len(near) if self.cfg.neighbours is None else self.cfg.neighbours
         mask = torch.zeros_like(self.mixture["known"])
-        mask[draw_neighbours(self.stream("collaborators", t), {j: log_pi[j] for j in near}, k, self.cfg.epsilon)] = True
+        mask[
+            draw_neighbours(
+                self.stream("collaborators", t), {j: log_pi[j] for j in near}, k, self.cfg.epsilon
+            )
+        ] = True
         return mask
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """New losses, new π, and the mean by π of the own model and the models of the neighbours that replied."""
+        """New losses, new π, and the mean by π of the own model and the models of the neighbours
+        that replied.
+        """
         models = mixing.models_of(self, inbox)
         ids = list(models)
         self.update_mixture(ids, self.losses(list(models.values())))
@@ -137,11 +155,14 @@ class FedericoPeer(Party[FedericoConfig]):
         for weights in models:
             with self.scratch():
                 steps.set_weights(self, weights)
-                losses.append(self.context.task.unweighted.loss(self.infer(x), y, "none"))  # likelihoods
+                # likelihoods
+                losses.append(self.context.task.unweighted.loss(self.infer(x), y, "none"))
         return torch.nan_to_num(torch.stack(losses), nan=WORST).clamp(max=WORST)
 
     def update_mixture(self, ids: Sequence[int], losses: Tensor) -> None:
-        """E-step, M-step of π, and the row weights, from the losses (k, n) of the models of peers `ids`."""
+        """E-step, M-step of π, and the row weights, from the losses (k, n) of the models of peers
+        `ids`.
+        """
         m = self.mixture
         old, known = m["losses"].clone(), m["known"].clone()
         memory = self.cfg.loss_momentum * known[ids, None]
@@ -164,23 +185,37 @@ def expectation(log_pi: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
     return torch.logsumexp(log_pi, 0) + torch.logsumexp(log_r, 1) - math.log(losses.shape[1]), log_r
 
 
-def draw_neighbours(rng: np.random.Generator, log_pi: Mapping[int, float], k: int, epsilon: float) -> list[int]:
-    """`k` keys (all, if there are fewer) without replacement: each drawn by π, or with probability ε uniformly."""
+def draw_neighbours(
+    rng: np.random.Generator, log_pi: Mapping[int, float], k: int, epsilon: float
+) -> list[int]:
+    """`k` keys (all, if there are fewer) without replacement: each drawn by π, or with probability
+    ε uniformly.
+    """
     left = list(log_pi)
     drawn: list[int] = []
     while left and len(drawn) < k:
         p = np.exp(np.array([log_pi[j] for j in left]) - max(log_pi[j] for j in left))
         uniform = rng.random() < epsilon
-        drawn.append(left.pop(rng.integers(len(left)) if uniform else rng.choice(len(left), p=p / p.sum())))
+        drawn.append(
+            left.pop(rng.integers(len(left)) if uniform else rng.choice(len(left), p=p / p.sum()))
+        )
     return drawn
 
 
-def round(fed: Federation, server: None, peers: Sequence[int], cfg: FedericoConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: None, peers: Sequence[int], cfg: FedericoConfig, t: int
+) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
     fed.call(peers, "update", shared=now)
     links = fed.choose_peers(peers, "choose", now)
-    fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
+    fed.exchange(
+        links,
+        answer="give",
+        take="mix",
+        shared=now,
+        expect=steps.weights_template(fed, cfg.personal_head),
+    )
     yield "round"
 
 
@@ -188,7 +223,8 @@ METHODS = (
     Method(
         name="federico",
         title="Peers mix the models that best explain their rows, by expectation and maximization",
-        paper="Y. Sui et al.: Find Your Friends: Personalized Federated Learning with the Right Collaborators, 2022",
+        paper="Y. Sui et al.: Find Your Friends: Personalized Federated Learning with the Right "
+        "Collaborators, 2022",
         family="peer",
         config=FedericoConfig,
         round=round,

@@ -1,11 +1,13 @@
-"""Gossip averaging: every peer trains, then averages its weights with some random neighbours' weights.
+"""Gossip averaging: every peer trains, then averages its weights with some random neighbours'
+weights.
 
-Paper: S. Boyd et al., "Randomized Gossip Algorithms", IEEE Transactions on Information Theory 2006; in learning,
-e.g. M. Blot et al., "Gossip Training for Deep Learning", 2016. Here as the baseline of AFIND+ (its section 4.1):
-each round every peer pulls the models of k random neighbours, all trained in that round, and takes the mean of theirs
-and its own.
+Paper: S. Boyd et al., "Randomized Gossip Algorithms", IEEE Transactions on Information Theory 2006;
+in learning, e.g. M. Blot et al., "Gossip Training for Deep Learning", 2016. Here as the baseline of
+AFIND+ (its section 4.1): each round every peer pulls the models of k random neighbours, all trained
+in that round, and takes the mean of theirs and its own.
 
-With k = 0 every peer trains alone, which is the lower bound of the family. With all neighbours on a complete graph all
+With k = 0 every peer trains alone, which is the lower bound of the family. With all neighbours on a
+complete graph all
 peers have one model after each round: FedAvg with equal weights and full participation.
 """
 
@@ -73,20 +75,29 @@ class GossipPeer(Party[GossipConfig]):
         steps.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
 
-def round(fed: Federation, server: None, peers: Sequence[int], cfg: GossipConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: None, peers: Sequence[int], cfg: GossipConfig, t: int
+) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
     fed.call(peers, "update", shared=now)
     mixing.check_models(fed, cfg.neighbours)
     links = fed.sample_peers(peers, cfg.neighbours, t)
-    fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
+    fed.exchange(
+        links,
+        answer="give",
+        take="mix",
+        shared=now,
+        expect=steps.weights_template(fed, cfg.personal_head),
+    )
     yield "round"
 
 
 GOSSIP = Method(
     name="gossip",
     title="Every peer averages with random neighbours",
-    paper="M. Blot et al.: Gossip Training for Deep Learning, 2016; S. Boyd et al.: Randomized Gossip Algorithms, 2006",
+    paper="M. Blot et al.: Gossip Training for Deep Learning, 2016; S. Boyd et al.: Randomized "
+    "Gossip Algorithms, 2006",
     family="peer",
     config=GossipConfig,
     round=round,
@@ -99,5 +110,10 @@ GOSSIP = Method(
 
 METHODS = (
     GOSSIP,
-    replace(GOSSIP, name="alone", title="Every peer trains alone: the lower bound", fixed={"neighbours": 0}),
+    replace(
+        GOSSIP,
+        name="alone",
+        title="Every peer trains alone: the lower bound",
+        fixed={"neighbours": 0},
+    ),
 )

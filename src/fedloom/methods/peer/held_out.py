@@ -1,4 +1,5 @@
-"""A share of a peer's rows that is held out from training, for methods that try other peers' models on them.
+"""A share of a peer's rows that is held out from training, for methods that try other peers' models
+on them.
 
 Fine-tuning before an evaluation does not use these rows either.
 """
@@ -24,7 +25,9 @@ class HoldingOut(LocalSGD, Protocol):
 
 
 def training_and_held_out(party: Party[HoldingOut]) -> tuple[Tensor, Tensor]:
-    """Indices of the rows to train on and of the held-out rows: at least one each, if there are two."""
+    """Indices of the rows to train on and of the held-out rows: at least one each, if there are
+    two.
+    """
     rows = len(party.data)
     order = torch.from_numpy(party.stream("validation").permutation(rows)).to(party.context.device)
     held = min(max(1, int(party.cfg.validation * rows)), max(1, rows - 1))
@@ -41,7 +44,9 @@ def train_kept(party: Party[HoldingOut], epochs: Iterable[steps.Epoch]) -> None:
 
 
 def validation_loss(party: Party[HoldingOut], model: Mapping[str, Tensor]) -> Tensor:
-    """Mean loss () of shared weights on the held-out rows, in evaluation mode, with the own head."""
+    """Mean loss () of shared weights on the held-out rows, in evaluation mode, with
+    the own head.
+    """
     held = training_and_held_out(party)[1]
     with party.scratch():
         steps.set_weights(party, model)

@@ -11,14 +11,23 @@ from fedloom.methods.settings import LocalSGD
 from fedloom.methods.steps import set_weights, shared_weights
 
 
-def models_of(party: Party[LocalSGD], inbox: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Tensor]]:
+def models_of(
+    party: Party[LocalSGD], inbox: Mapping[str, Mapping[str, Any]]
+) -> dict[int, dict[str, Tensor]]:
     """Shared weights by peer id: the party's own, and those of the neighbours that replied."""
-    return {party.context.id: shared_weights(party), **{int(j): reply["weights"] for j, reply in inbox.items()}}
+    return {
+        party.context.id: shared_weights(party),
+        **{int(j): reply["weights"] for j, reply in inbox.items()},
+    }
 
 
-def average(party: Party[LocalSGD], models: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> None:
-    """Set the party's weights to the weighted mean of the models in `weights`, its own among them, as the run takes
-    means, and note the mixing weights. With too few models for a robust rule it keeps its own."""
+def average(
+    party: Party[LocalSGD], models: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]
+) -> None:
+    """Set the party's weights to the weighted mean of the models in `weights`, its own among them,
+    as the run takes means, and note the mixing weights. With too few models for a robust rule it
+    keeps its own.
+    """
     if len(weights) < party.context.aggregator.least:
         weights = {party.context.id: 1.0}
     else:
@@ -27,13 +36,18 @@ def average(party: Party[LocalSGD], models: Mapping[int, Mapping[str, Tensor]], 
     note_mixing(party, {j: weight / total for j, weight in weights.items()})
 
 
-def mean_of(party: Party[LocalSGD], models: Sequence[Any], weights: Sequence[float]) -> dict[str, Tensor]:
-    """The weighted mean of models at a peer, as the run takes means: a robust rule is applied around its own weights.
+def mean_of(
+    party: Party[LocalSGD], models: Sequence[Any], weights: Sequence[float]
+) -> dict[str, Tensor]:
+    """The weighted mean of models at a peer, as the run takes means: a robust rule is applied
+    around its own weights.
 
-    With `clip` this is ClippedGossip: L. He, S. P. Karimireddy, M. Jaggi, "Byzantine-Robust Decentralized Learning via
-    ClippedGossip", 2022.
+    With `clip` this is ClippedGossip: L. He, S. P. Karimireddy, M. Jaggi, "Byzantine-Robust
+    Decentralized Learning via ClippedGossip", 2022.
     """
-    found: dict[str, Tensor] = party.context.aggregator.combine(models, weights, around=shared_weights(party))
+    found: dict[str, Tensor] = party.context.aggregator.combine(
+        models, weights, around=shared_weights(party)
+    )
     return found
 
 
@@ -53,8 +67,8 @@ def check_models(fed: Federation, most: int | None) -> None:
         models = 1 + (near if most is None else min(near, most))
         if models < how.least:
             raise MethodError(
-                f"aggregate: {how} needs {how.least} models at a peer, its own among them, but peer {i} gets at most "
-                f"{models}: add neighbours, or choose another rule"
+                f"aggregate: {how} needs {how.least} models at a peer, its own among them, but "
+                f"peer {i} gets at most {models}: add neighbours, or choose another rule"
             )
 
 

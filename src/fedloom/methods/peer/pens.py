@@ -1,25 +1,27 @@
 """PENS: gossip averaging among peers whose models have a low loss on each other's rows.
 
-Paper: N. Onoszko, G. Karlsson, O. Mogren, E. Listo Zec, "Decentralized federated learning of deep neural networks on
-non-iid data", 2021. Here as a baseline of AFIND+ (its section 4.1).
+Paper: N. Onoszko, G. Karlsson, O. Mogren, E. Listo Zec, "Decentralized federated learning of deep
+neural networks on non-iid data", 2021. Here as a baseline of AFIND+ (its section 4.1).
 
-Stage 1, the first rounds: a peer requests the models of n random neighbours, computes the loss of each on its own
-rows, and averages its own model with the m of the lowest loss. It counts how often it selects each neighbour. Stage 2:
-its selected peers are the neighbours that it selected more often than expected by chance, which is m out of n, and it
-averages with random ones of these only.
+Stage 1, the first rounds: a peer requests the models of n random neighbours, computes the loss of
+each on its own rows, and averages its own model with the m of the lowest loss. It counts how often
+it selects each neighbour. Stage 2: its selected peers are the neighbours that it selected more
+often than expected by chance, which is m out of n, and it averages with random ones of these only.
 
 With m = n, stage 1 is gossip averaging and selects no peers.
 
 Reading, where the papers are silent:
-    The length of stage 1 in AFIND+'s comparison is `stage1_rounds`, by default a fifth of its 500 rounds.
+    The length of stage 1 in AFIND+'s comparison is `stage1_rounds`, by default a fifth of its 500
+    rounds.
     n is the number of replies in a round: a neighbour that did not reply was not compared.
     A peer none of whose selected peers is available keeps its model in that round.
     A peer that joins in stage 2 has no selected peers.
 
 Differs:
-    Rounds are synchronous and models are pulled; in the original they are pushed, and a peer acts on every n models.
-    The average always includes the peer's own model, with equal weight.
-    With a personal head a neighbour's body is evaluated with the peer's own head and BatchNorm statistics.
+    Rounds are synchronous and models are pulled; in the original they are pushed, and a peer acts
+    on every n models. The average always includes the peer's own model, with equal weight.
+    With a personal head a neighbour's body is evaluated with the peer's own head and BatchNorm
+    statistics.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,19 +43,24 @@ class PensConfig(steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`."""
 
     neighbours: int | None = Field(10, ge=0)
-    """Neighbours that a peer requests models from in a round (n): random ones in stage 1, at most n selected ones in
-    stage 2; None for all."""
+    """Neighbours that a peer requests models from in a round (n): random ones in stage 1, at most n
+    selected ones in stage 2; None for all.
+    """
     top_m: int = Field(3, ge=1)
     """Number of models that a peer averages with in stage 1 (m). Stage 2 needs m < n."""
     stage1_rounds: int = Field(100, ge=1)
-    """Rounds of stage 1. The AFIND+ paper does not state them for its 500 rounds; a shorter run needs fewer."""
+    """Rounds of stage 1. The AFIND+ paper does not state them for its 500 rounds; a shorter run
+    needs fewer.
+    """
     loss_rows: int | None = Field(None, ge=1)
     """Number of own rows on which models are compared, drawn anew in each round; None for all."""
 
 
 @final
 class PensPeer(Party[PensConfig]):
-    """A peer, its model, and `counts` (m,): how often it selected each peer's model, and the expectation by chance."""
+    """A peer, its model, and `counts` (m,): how often it selected each peer's model, and the
+    expectation by chance.
+    """
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "counts")
@@ -64,7 +71,9 @@ class PensPeer(Party[PensConfig]):
     def setup(self) -> None:
         """The initial network; no counts."""
         steps.init_network(self)
-        taken, expected = torch.zeros(2, self.context.parties, dtype=torch.float64, device=self.context.device)
+        taken, expected = torch.zeros(
+            2, self.context.parties, dtype=torch.float64, device=self.context.device
+        )
         self.counts: dict[str, Any] = {"taken": taken, "expected": expected}
 
     def update(self, *, t: int) -> None:
@@ -130,11 +139,15 @@ class PensPeer(Party[PensConfig]):
 
 
 def lowest(losses: Tensor, top: int) -> list[int]:
-    """Indices of the `top` lowest losses (n,), ascending; of equal losses the first. NaN is the highest."""
+    """Indices of the `top` lowest losses (n,), ascending; of equal losses the first. NaN is the
+    highest.
+    """
     return sorted(losses.argsort(stable=True)[:top].tolist())
 
 
-def round(fed: Federation, server: None, peers: Sequence[int], cfg: PensConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: None, peers: Sequence[int], cfg: PensConfig, t: int
+) -> Iterator[str]:
     """One round of all peers at once."""
     now, answer = {"t": t}, steps.weights_template(fed, cfg.personal_head)
     mixing.check_models(fed, cfg.top_m)
@@ -143,7 +156,13 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: PensConfig, 
         links = fed.sample_peers(peers, cfg.neighbours, t)
         fed.exchange(links, answer="give", take="select", shared=now, expect=answer)
     else:
-        fed.exchange(fed.choose_peers(peers, "choose", now), answer="give", take="mix", shared=now, expect=answer)
+        fed.exchange(
+            fed.choose_peers(peers, "choose", now),
+            answer="give",
+            take="mix",
+            shared=now,
+            expect=answer,
+        )
     yield "round"
 
 
@@ -151,7 +170,8 @@ METHODS = (
     Method(
         name="pens",
         title="Peers gossip with the peers whose models have a low loss on their rows",
-        paper="N. Onoszko et al.: Decentralized federated learning of deep neural networks on non-iid data, 2021",
+        paper="N. Onoszko et al.: Decentralized federated learning of deep neural networks on "
+        "non-iid data, 2021",
         family="peer",
         config=PensConfig,
         round=round,

@@ -1,4 +1,6 @@
-"""Cells of rows: equal ones of a stretch of numbers, in which a quantile is found; and small ones, which are hidden."""
+"""Cells of rows: equal ones of a stretch of numbers, in which a quantile is found; and small ones,
+which are hidden.
+"""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -9,7 +11,9 @@ import numpy as np
 CELLS = 16
 """Cells of a stretch."""
 PARTS_OF_CELL = (8, 8)
-"""Parts of each cell in which a quantile lies, and of each of these parts. Few at a time cost the fewest counts."""
+"""Parts of each cell in which a quantile lies, and of each of these parts. Few at a time cost the
+fewest counts.
+"""
 
 
 def known_of(values: np.ndarray) -> np.ndarray:
@@ -30,7 +34,9 @@ def rows_below(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def rounded(low: float, high: float) -> float:
-    """The number in [low, high) with the fewest decimals, so that the quartile of whole numbers is one."""
+    """The number in [low, high) with the fewest decimals, so that the quartile of whole numbers is
+    one.
+    """
     if not low < high:
         return low
     size = floor(log10(high - low))
@@ -43,7 +49,9 @@ def rounded(low: float, high: float) -> float:
 
 
 def cell_of(rank: float, ends: np.ndarray, below: np.ndarray) -> tuple[float, float, int, int]:
-    """The cell with the row of this rank, by ends (k + 1,) and rows below each: its ends, the rows below and in it."""
+    """The cell with the row of this rank, by ends (k + 1,) and rows below each: its ends, the rows
+    below and in it.
+    """
     at = int(np.clip(np.searchsorted(below, rank) - 1, 0, len(ends) - 2))
     return ends[at], ends[at + 1], below[at], below[at + 1] - below[at]
 
@@ -54,8 +62,11 @@ def shown(count: int, least: int) -> float | str:
 
 
 def masked(counts: Sequence[int], least: int) -> list[float | str]:
-    """The counts, the small ones hidden; if there is one, so is the next larger one, as the rest would tell it."""
-    found, small = [shown(c, least) for c in counts], [i for i, c in enumerate(counts) if 0 < c < least]
+    """The counts, the small ones hidden; if there is one, so is the next larger one, as the rest
+    would tell it.
+    """
+    found = [shown(c, least) for c in counts]
+    small = [i for i, c in enumerate(counts) if 0 < c < least]
     if len(small) == 1 and (others := [i for i, c in enumerate(counts) if c >= least]):
         found[min(others, key=lambda i: counts[i])] = "hidden"
     return found

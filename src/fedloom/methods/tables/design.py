@@ -1,8 +1,10 @@
-"""Columns of exact linear models: their names, the complete rows of an owner, and the agreement on means and scales.
+"""Columns of exact linear models: their names, the complete rows of an owner, and the agreement on
+means and scales.
 
-Columns are numbers, an indicator for each word of a category but the first, and with `owners = "fixed"` an indicator
-for each owner but the first. Rows with a missing value are left out; or, with `missing = "indicator"`, each column has
-an indicator of its missing values, which count as the mean. A number to predict has a mean and a scale too.
+Columns are numbers, an indicator for each word of a category but the first, and with `owners =
+"fixed"` an indicator for each owner but the first. Rows with a missing value are left out; or, with
+`missing = "indicator"`, each column has an indicator of its missing values, which count as the
+mean. A number to predict has a mean and a scale too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,11 +29,14 @@ class LinearConfig(MethodConfig):
     """A round is one Newton step."""
 
     l2: float = Field(0.0, ge=0)
-    """Penalty: half of it times the sum of squared coefficients of standardized columns is added to the negative
-    log-likelihood."""
+    """Penalty: half of it times the sum of squared coefficients of standardized columns is added to
+    the negative log-likelihood.
+    """
     owners: Literal["none", "fixed", "random"] = "none"
-    """Whether each owner has an effect of its own: "fixed", one for each but the first; "random" (`fedglm`, least
-    squares), drawn from a normal distribution whose variance is found by restricted maximum likelihood."""
+    """Whether each owner has an effect of its own: "fixed", one for each but the first; "random"
+    (`fedglm`, least squares), drawn from a normal distribution whose variance is found by
+    restricted maximum likelihood.
+    """
     level: float = Field(0.95, gt=0, lt=1)
     """Of confidence intervals."""
 
@@ -69,14 +74,18 @@ def for_number(party: Party[object]) -> bool:
 
 
 def time_column(party: Party[LinearConfig]) -> int | None:
-    """The place of the column `time` of the settings, which is no covariate, or None without such a setting."""
+    """The place of the column `time` of the settings, which is no covariate, or None without such a
+    setting.
+    """
     name = getattr(party.cfg, "time", None)
     if name is None:
         return None
     names = list(party.context.columns)
     if name not in names or party.context.words[names.index(name)]:
         numbers = [n for n, words in zip(names, party.context.words, strict=True) if not words]
-        raise MethodError(f"params.time names the column of numbers with the times: {name!r} is none of {numbers}")
+        raise MethodError(
+            f"params.time names the column of numbers with the times: {name!r} is none of {numbers}"
+        )
     return names.index(name)
 
 
@@ -97,8 +106,9 @@ def labels(party: Party[LinearConfig]) -> list[str]:
 
 
 def offsets(party: Party[LinearConfig]) -> np.ndarray:
-    """What was subtracted from each column (p,) when it was read, so that float32 tells its numbers apart: see
-    `labels`."""
+    """What was subtracted from each column (p,) when it was read, so that float32 tells its numbers
+    apart: see `labels`.
+    """
     found: list[float] = []
     shifts = party.context.offset or (0.0,) * len(party.context.words)
     for f, (shift, words) in enumerate(zip(shifts, party.context.words, strict=True)):
@@ -109,14 +119,16 @@ def offsets(party: Party[LinearConfig]) -> np.ndarray:
 
 
 def indicators(words: Sequence[str]) -> list[int]:
-    """The places of the words of a category that have an indicator: all but the first, and but that of a missing value,
-    whose rows have none."""
+    """The places of the words of a category that have an indicator: all but the first, and but that
+    of a missing value, whose rows have none.
+    """
     return [place for place, word in enumerate(words) if word != GAP][1:]
 
 
 def columns(party: Party[LinearConfig], x: Tensor) -> np.ndarray:
-    """The columns (n, p) float64 of rows x (n, ...), each contiguous, NaN where a value is missing: see `labels`.
-    Numbers are the decimal ones that were read."""
+    """The columns (n, p) float64 of rows x (n, ...), each contiguous, NaN where a value is missing:
+    see `labels`. Numbers are the decimal ones that were read.
+    """
     raw = decimal(np.asfortranarray(x.flatten(1).float().cpu().numpy()))
     parts, left_out = [np.empty((0, len(raw)))], time_column(party)
     for f, (values, words) in enumerate(zip(raw.T, party.context.words, strict=True)):
@@ -134,8 +146,9 @@ def columns(party: Party[LinearConfig], x: Tensor) -> np.ndarray:
 
 
 def complete(party: Party[LinearConfig]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The columns (n, p), what is to be predicted (n,) and the times (n,), 0 without any, of the party's own rows
-    without a missing value."""
+    """The columns (n, p), what is to be predicted (n,) and the times (n,), 0 without any, of the
+    party's own rows without a missing value.
+    """
 
     def make() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rows, at = party.context.rows, time_column(party)
@@ -148,23 +161,34 @@ def complete(party: Party[LinearConfig]) -> tuple[np.ndarray, np.ndarray, np.nda
         whole = ~(gaps | np.isnan(time) | np.isnan(y))
         return x.T[:, whole].T, y[whole], time[whole]
 
-    return kept(party.context, "complete", f"{party.cfg.owners} {time_column(party)} {indicated(party)}", make)
+    return kept(
+        party.context,
+        "complete",
+        f"{party.cfg.owners} {time_column(party)} {indicated(party)}",
+        make,
+    )
 
 
 def as_read(target: Number, y: np.ndarray) -> np.ndarray:
-    """The decimal numbers (n,) float64 that were read as these standardized ones, such as counts."""
+    """The decimal numbers (n,) float64 that were read as these standardized ones, such
+    as counts.
+    """
     reach = target.scale * 2.0**-24 * np.maximum(np.abs(y.astype(np.float64)), 2.0**-20)
     return shortest(target.in_unit(y), reach)
 
 
 def measured(party: Party[LinearConfig]) -> np.ndarray:
-    """The columns whose means and scales are agreed: those of the complete rows, and a number to predict."""
+    """The columns whose means and scales are agreed: those of the complete rows, and a number to
+    predict.
+    """
     x, y, _ = complete(party)
     return np.c_[x, y] if for_number(party) else x
 
 
 def standardized(x: np.ndarray, design: Mapping[str, Any]) -> np.ndarray:
-    """An intercept and the columns that are not constant, (n, 1 + p), with mean 0 and s.d. 1 over all owners' rows."""
+    """An intercept and the columns that are not constant, (n, 1 + p), with mean 0 and s.d. 1 over
+    all owners' rows.
+    """
     use = design["kept"].numpy()
     z = np.ones((len(x), 1 + int(use.sum())), order="F")
     np.subtract(x[:, use], design["mean"].numpy()[use], out=z[:, 1:])
@@ -174,20 +198,28 @@ def standardized(x: np.ndarray, design: Mapping[str, Any]) -> np.ndarray:
 
 def names(server: Party[LinearConfig], design: Mapping[str, Any]) -> list[str]:
     """The names of the intercept and of the columns that are not constant."""
-    return ["intercept", *(n for n, use in zip(labels(server), design["kept"].tolist(), strict=True) if use)]
+    return [
+        "intercept",
+        *(n for n, use in zip(labels(server), design["kept"].tolist(), strict=True) if use),
+    ]
 
 
-# -- an owner -----------------------------------------------------------------------------------------------------
+# -- an owner --------------------------------------------------------------------------------------
 
 
 def exponents(party: Party[LinearConfig], *, t: int) -> dict[str, Tensor]:
-    """The complete rows (K,) by class, all rows, those whose number to predict is below 0, and the columns' numbers
-    (p, 256) by exponent, as asked in round t: a node adds up one answer with one set of others only. With indicators
-    also the rows (p,) that have a value."""
+    """The complete rows (K,) by class, all rows, those whose number to predict is below 0, and the
+    columns' numbers (p, 256) by exponent, as asked in round t: a node adds up one answer with one
+    set of others only. With indicators also the rows (p,) that have a value.
+    """
     _, y, _ = complete(party)
     x = measured(party)
-    rows = np.array([len(y)]) if for_number(party) else np.bincount(y, minlength=party.context.classes)
-    found = tensors(rows=rows, exponents=newton.exponents(np.nan_to_num(x)), negative=np.array((y < 0).sum()))
+    rows = (
+        np.array([len(y)]) if for_number(party) else np.bincount(y, minlength=party.context.classes)
+    )
+    found = tensors(
+        rows=rows, exponents=newton.exponents(np.nan_to_num(x)), negative=np.array((y < 0).sum())
+    )
     if indicated(party):
         found |= tensors(present=(~np.isnan(x)).sum(0))
     return {**found, "all": party.context.row_count.cpu()}
@@ -199,18 +231,23 @@ def sums(party: Party[LinearConfig], *, exponent: Tensor, rows: int) -> dict[str
     return tensors(sums=newton.added(np.ldexp(x, -exponent.numpy()), newton.bits_for(rows)))
 
 
-def squares(party: Party[LinearConfig], *, exponent: Tensor, mean: Tensor, rows: int) -> dict[str, Tensor]:
+def squares(
+    party: Party[LinearConfig], *, exponent: Tensor, mean: Tensor, rows: int
+) -> dict[str, Tensor]:
     """The sums (p,) of squared differences from the means, in units of 4^(exponent + 1)."""
     apart = np.ldexp(np.nan_to_num(measured(party) - mean.numpy()), -exponent.numpy() - 1)
     return tensors(sums=newton.added(apart * apart, newton.bits_for(rows)))
 
 
-# -- the server ---------------------------------------------------------------------------------------------------
+# -- the server ------------------------------------------------------------------------------------
 
 
-def agree(fed: Federation, server: Party[LinearConfig], clients: Sequence[int], t: int) -> dict[str, Any]:
-    """Mean, scale and use of each column, for a number to predict `outcome` (2,), its mean and scale, the rows by
-    class, and all rows; {} if an owner's sums are missing."""
+def agree(
+    fed: Federation, server: Party[LinearConfig], clients: Sequence[int], t: int
+) -> dict[str, Any]:
+    """Mean, scale and use of each column, for a number to predict `outcome` (2,), its mean and
+    scale, the rows by class, and all rows; {} if an owner's sums are missing.
+    """
     number, K = for_number(server), server.context.classes
     p = len(labels(server)) + number
     whole = Shape("int64")
@@ -227,9 +264,12 @@ def agree(fed: Federation, server: Party[LinearConfig], clients: Sequence[int], 
     if counted is None:
         return {}
     by_class = counted.value["rows"]
-    rows, exponent = int(by_class.sum()), newton.largest_exponents(counted.value["exponents"].numpy())
+    rows = int(by_class.sum())
+    exponent = newton.largest_exponents(counted.value["exponents"].numpy())
     if not rows:
-        raise MethodError("no row is complete: fill missing values, or leave the columns that lack them out")
+        raise MethodError(
+            "no row is complete: fill missing values, or leave the columns that lack them out"
+        )
     shared, of_columns = {**tensors(exponent=exponent), "rows": rows}, {"sums": Shape("int64", p)}
     found = fed.total(clients, "sums", shared=shared, expect=of_columns, min_replies=len(clients))
     if found is None:

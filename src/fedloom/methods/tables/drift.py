@@ -1,4 +1,6 @@
-"""What summed moments and counts tell of a column: mean, s.d., and drift between owners with its p-value."""
+"""What summed moments and counts tell of a column: mean, s.d., and drift between owners with its
+p-value.
+"""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -7,11 +9,17 @@ from math import isfinite, sqrt
 import numpy as np
 
 UNIT = 2.0**-36
-"""Of c²/n and of n (own mean - mean)²/s.d.², whose sums over owners are at most 2^26, the number of rows."""
+"""Of c²/n and of n (own mean - mean)²/s.d.², whose sums over owners are at most 2^26, the number of
+rows.
+"""
 
 
-def spread(n: int, owners: int, total: Fraction, squares: Fraction, between: int) -> tuple[float, ...]:
-    """Mean, s.d. (of n - 1), η² between owners and the p-value of its F test; `between` is in `UNIT`s: see `cells`."""
+def spread(
+    n: int, owners: int, total: Fraction, squares: Fraction, between: int
+) -> tuple[float, ...]:
+    """Mean, s.d. (of n - 1), η² between owners and the p-value of its F test; `between` is in
+    `UNIT`s: see `cells`.
+    """
     if not n:
         return (np.nan,) * 4
     apart = squares - total * total / n
@@ -34,7 +42,9 @@ def association(counts: Sequence[int], shares: Sequence[float], owners: int) -> 
 
     statistic = max(n * (sum(s / c for s, c in zip(shares, counts, strict=True) if c) - 1), 0.0)
     freedom = min(owners, filled) - 1
-    return sqrt(min(statistic / n / freedom, 1)), float(chi2.sf(statistic, (owners - 1) * (filled - 1)))
+    return sqrt(min(statistic / n / freedom, 1)), float(
+        chi2.sf(statistic, (owners - 1) * (filled - 1))
+    )
 
 
 def finite(x: float | None) -> float | None:

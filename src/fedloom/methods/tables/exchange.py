@@ -1,18 +1,20 @@
 """Exchange: each owner's models are sent once, and all owners predict with their mean.
 
-Papers: L. Breiman, "Bagging Predictors", Machine Learning 24, 1996, for the mean of models of parts of the rows; N.
-Guha, A. Talwalkar, V. Smith, "One-Shot Federated Learning", arXiv 1902.11175, for the mean of owners' models.
+Papers: L. Breiman, "Bagging Predictors", Machine Learning 24, 1996, for the mean of models of parts
+of the rows; N. Guha, A. Talwalkar, V. Smith, "One-Shot Federated Learning", arXiv 1902.11175, for
+the mean of owners' models.
 
     round     owners: fit `kinds` of models to their own rows, and send them as arrays
               server: sends all models to all owners
     predict   the mean over kinds and owners; with `own`, mixed with models of the owner's own rows by `own_weight`
 
-One message each way, however many rows there are. Nothing is agreed beside the names of columns and words: each owner
-scales columns by its own rows.
+One message each way, however many rows there are. Nothing is agreed beside the names of columns and
+words: each owner scales columns by its own rows.
 
-What the others see: a linear model tells sums of an owner's rows. A forest's leaves are small, so that splits and
-leaves tell values and labels of single rows: send forests to partners only whom you would show rows.
-"""
+What the others see: a linear model tells sums of an owner's rows. A forest's leaves are small, so
+that splits and leaves tell values and labels of single rows: send forests to partners only whom you
+would show rows.
+"""  # noqa: E501
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, final
@@ -21,7 +23,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import EVERY_TASK, Aggregator, Federation, MessageError, Method, MethodConfig, Party
+from fedloom.core.page import (
+    EVERY_TASK,
+    Aggregator,
+    Federation,
+    MessageError,
+    Method,
+    MethodConfig,
+    Party,
+)
 from fedloom.methods.tables import own_models
 from fedloom.methods.tables.steps import OwnModels, refusal
 
@@ -42,7 +52,10 @@ class ExchangeConfig(OwnModels, MethodConfig):
 
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
-        return refusal(aggregator) and "its models are sent one by one: leave aggregate.rule and aggregate.noise out"
+        return (
+            refusal(aggregator)
+            and "its models are sent one by one: leave aggregate.rule and aggregate.noise out"
+        )
 
 
 @final
@@ -60,7 +73,9 @@ class ExchangeClient(Party[ExchangeConfig]):
     def give(self) -> dict[str, Any]:
         """The models of the party's own rows, as arrays."""
         K = own_models.width(self)
-        return {kind: own_models.sent(kind, own_models.fitted(self, kind), K) for kind in self.cfg.kinds}
+        return {
+            kind: own_models.sent(kind, own_models.fitted(self, kind), K) for kind in self.cfg.kinds
+        }
 
     def take(self, *, models: Any) -> None:
         """Keep the models of all owners.
@@ -73,12 +88,18 @@ class ExchangeClient(Party[ExchangeConfig]):
         self.models = list(models)
 
     def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K), or standardized numbers (n, 1), of rows x (n, ...); 0 before the models have come."""
+        """Logits (n, K), or standardized numbers (n, 1), of rows x (n, ...); 0 before the models
+        have come.
+        """
         K = own_models.width(self)
         if not self.models or not len(x):
             return torch.zeros(len(x), K)
-        found = torch.from_numpy(own_models.mean_of(self.cfg.kinds, self.models, own_models.columns(self, x)))
-        return own_models.mixed(self, found if K == 1 else torch.log(found.clamp(min=own_models.LEAST)), x).float()
+        found = torch.from_numpy(
+            own_models.mean_of(self.cfg.kinds, self.models, own_models.columns(self, x))
+        )
+        return own_models.mixed(
+            self, found if K == 1 else torch.log(found.clamp(min=own_models.LEAST)), x
+        ).float()
 
 
 @final

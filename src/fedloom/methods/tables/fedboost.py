@@ -1,33 +1,38 @@
-"""FedBoost: gradient boosted trees from sums of integers, the same bits however rows are split over owners.
+"""FedBoost: gradient boosted trees from sums of integers, the same bits however rows are split over
+owners.
 
-Paper: Z. Tian, R. Zhang, X. Hou, L. Lyu, T. Zhang, J. Liu, K. Ren, "FederBoost: Private Federated Learning for GBDT",
-arXiv 2011.02796, the horizontal case: histograms by secure sums. Y. Shi, G. Ke, Z. Chen, S. Zheng, T.-Y. Liu,
-"Quantized Training of Gradient Boosting Decision Trees", NeurIPS 2022, for gradients as integers.
+Paper: Z. Tian, R. Zhang, X. Hou, L. Lyu, T. Zhang, J. Liu, K. Ren, "FederBoost: Private Federated
+    Learning for GBDT",
+arXiv 2011.02796, the horizontal case: histograms by secure sums. Y. Shi, G. Ke, Z. Chen, S. Zheng,
+T.-Y. Liu, "Quantized Training of Gradient Boosting Decision Trees", NeurIPS 2022, for gradients as
+integers.
 
     agree     owners: counts of each column's values in segments of keys, words with counts; rows by class
               server: the bins of all columns, the base score
     round     T trees at once: 1 for two classes or a number, K for more
-              owners: p = softmax(scores), g = p - 1[y = k], h = p (1 - p), as integers in steps of 2^-bits;
-                      for a number g = score - y, h = 1
+              owners: p = softmax(scores), g = p - 1[y = k], h = p (1 - p), as integers in steps of
+                      2^-bits; for a number g = score - y, h = 1
               for each level:
                 owners   histograms (node, column, bin) of g, h and rows, of the asked nodes only      | sums alone
                 server   the sibling is the parent less the child; the best split of each node by
-                         G_L^2 / (H_L + l2) + G_R^2 / (H_R + l2) - G^2 / (H + l2), missing values to either side
+                         G_L^2 / (H_L + l2) + G_R^2 / (H_R + l2) - G^2 / (H + l2), missing values to
+                         either side
                 owners   move their rows
               server: leaves -rate G / (H + l2); owners: scores += leaf
 
 A node stays a leaf if no split gains, or if a child would have fewer than `min_rows` rows.
 
-Messages: sums of integers up; bins, splits and trees down. Nothing that an owner sends is read alone: each reply is
-added to the others' by `fed.total`. If an owner fails while trees grow, the round adds no trees, as later sums would be
-of other rows than the first; an owner that missed trees receives them when it is back.
+Messages: sums of integers up; bins, splits and trees down. Nothing that an owner sends is read
+alone: each reply is added to the others' by `fed.total`. If an owner fails while trees grow, the
+round adds no trees, as later sums would be of other rows than the first; an owner that missed trees
+receives them when it is back.
 
 Differs:
-    Bins come from sums of counts, not from a merge of quantile sketches, whose result depends on the split.
-    A row's statistics are rounded to nearest, not stochastically, with 10 bits behind the point.
-    The paper hides each histogram with masks and adds differential privacy; here `fed.total` hides them in a run with
-        secure sums, and there is no noise.
-"""
+    Bins come from sums of counts, not from a merge of quantile sketches, whose result depends on
+    the split. A row's statistics are rounded to nearest, not stochastically, with 10 bits behind
+    the point. The paper hides each histogram with masks and adds differential privacy; here
+        `fed.total` hides them in a run with secure sums, and there is no noise.
+"""  # noqa: E501
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -62,11 +67,13 @@ class FedBoostConfig(steps.TreesConfig):
     min_rows: int | None = Field(None, ge=1)
     """The least number of rows of a leaf, over all owners; None for 20, or 5 below 2,000 rows."""
     own_trees: int = Field(0, ge=0)
-    """Trees that an owner adds on its own rows before it predicts, from the scores of the joint model; nobody receives
-    them."""
+    """Trees that an owner adds on its own rows before it predicts, from the scores of the joint
+    model; nobody receives them.
+    """
     mix: int = Field(0, ge=0)
-    """Trees of a model of the owner's own rows alone; it then predicts the mean of both probabilities, by
-    `own_weight`."""
+    """Trees of a model of the owner's own rows alone; it then predicts the mean of both
+    probabilities, by `own_weight`.
+    """
 
     @property
     def iterations_per_round(self) -> int:
@@ -80,8 +87,10 @@ class FedBoostConfig(steps.TreesConfig):
 
 @final
 class FedBoostClient(Party[FedBoostConfig]):
-    """An owner of rows. `scores` (T, n) are those of its own rows; `node` and `words` (T, n) belong to the trees that
-    grow: each row's node and its derivatives."""
+    """An owner of rows. `scores` (T, n) are those of its own rows; `node` and `words` (T, n) belong
+    to the trees that
+    grow: each row's node and its derivatives.
+    """
 
     ROLE = "client"
     STATE = ("layout", "trees", "scores", "node", "words")
@@ -101,20 +110,25 @@ class FedBoostClient(Party[FedBoostConfig]):
         self.node = torch.zeros(T, n, dtype=torch.int32)
 
     def rows(self, *, t: int) -> dict[str, Tensor]:
-        """The number of own rows (K,) by class, or (256,) by exponent of the number to predict, as asked in round t: a
-        node adds up one answer with one set of others only."""
+        """The number of own rows (K,) by class, or (256,) by exponent of the number to predict, as
+        asked in round t: a node adds up one answer with one set of others only.
+        """
         return steps.tensors(rows=steps.own_rows(self))
 
     def begin(self, *, layout: Any, first: int, trees: Any) -> None:
         """Take the bins and the trees that this owner lacks."""
         steps.take_layout(self, layout)
         news = steps.catch_up(self, first, trees)
-        self.scores = self.scores + torch.from_numpy(news.scores(steps.binned(self).bins, len(self.scores)))
+        self.scores = self.scores + torch.from_numpy(
+            news.scores(steps.binned(self).bins, len(self.scores))
+        )
 
     def histograms(
         self, *, t: int, bits: int, exponent: int, splits: Any, asked: Tensor, tree: Tensor
     ) -> dict[str, Tensor]:
-        """The sums of g, h and rows by bin in the asked nodes of round t's trees, two in one word."""
+        """The sums of g, h and rows by bin in the asked nodes of round t's trees, two
+        in one word.
+        """
         own = steps.binned(self)
         loss = SquaredError(bits, exponent) if self.context.target else CrossEntropy(bits)
         if not len(splits["node"]):
@@ -122,19 +136,29 @@ class FedBoostClient(Party[FedBoostConfig]):
             self.node = steps.roots(*self.words.shape)
         steps.move(self, splits)
         found = gradient_histograms(
-            own.cells, self.words.numpy(), self.node.numpy(), asked.numpy(), tree.numpy(), own.layout.cells, loss.opened
+            own.cells,
+            self.words.numpy(),
+            self.node.numpy(),
+            asked.numpy(),
+            tree.numpy(),
+            own.layout.cells,
+            loss.opened,
         )
         return {"sums": torch.from_numpy(two_in_one(found.ravel()))}
 
     def learn(self, *, splits: Any, trees: Any, places: Tensor) -> None:
         """Add the grown trees to the model, and their leaves to the scores."""
         steps.move(self, splits)
-        leaves = trees["value"].numpy()[places.numpy(), 0]  # (nodes,) of each node as the owner numbers it
-        self.scores = self.scores + torch.from_numpy(leaves.take(self.node.numpy(), mode="clip"))  # for any places
+        # (nodes,) of each node as the owner numbers it
+        leaves = trees["value"].numpy()[places.numpy(), 0]
+        # for any places
+        self.scores = self.scores + torch.from_numpy(leaves.take(self.node.numpy(), mode="clip"))
         self.trees = steps.extended(self.trees, steps.checked(self, trees))
 
     def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K), or standardized numbers (n, 1), of rows x (n, F); 0 before the bins are agreed."""
+        """Logits (n, K), or standardized numbers (n, 1), of rows x (n, F); 0 before the bins are
+        agreed.
+        """
         if not self.layout:
             return torch.zeros(len(x), self.context.classes)
         scores = steps.scores(self, x, len(self.scores))
@@ -146,7 +170,8 @@ class FedBoostClient(Party[FedBoostConfig]):
         if not self.cfg.mix:
             return own_models.mixed(self, outputs, x)
         own_scores = own_trees(self, self.cfg.mix).scores(steps.bins_of(self, x), len(scores))
-        own, weight = outputs_of(own_scores, self.context.target is not None), steps.own_weight(self)
+        own = outputs_of(own_scores, self.context.target is not None)
+        weight = steps.own_weight(self)
         if self.context.target:
             return (1 - weight) * outputs + weight * own
         return torch.log((1 - weight) * outputs.softmax(-1) + weight * own.softmax(-1))
@@ -207,7 +232,9 @@ def round(
     by_class, asked = {"rows": Shape("int64", steps.row_kinds(server))}, {"t": t}
     if not server.layout:  # agree
         layout = steps.agree(fed, server, clients)
-        counted = None if layout is None else fed.total(clients, "rows", shared=asked, expect=by_class)
+        counted = (
+            None if layout is None else fed.total(clients, "rows", shared=asked, expect=by_class)
+        )
         if layout is None or counted is None:
             return
         first = boosting.base(None if number else counted.value["rows"].numpy())
@@ -233,7 +260,13 @@ def round(
     yield "round"
 
 
-def at_once(fed: Federation, server: FedBoostServer, client: FedBoostClient, cfg: FedBoostConfig, rounds: int) -> None:
+def at_once(
+    fed: Federation,
+    server: FedBoostServer,
+    client: FedBoostClient,
+    cfg: FedBoostConfig,
+    rounds: int,
+) -> None:
     """See `Method.at_once`: the same trees without messages, which take half of the time."""
     layout = steps.agree(fed, server, (0,))
     assert layout is not None

@@ -1,8 +1,9 @@
 """FedCox: Cox's proportional hazards with standard errors, as on pooled rows, on agreed times.
 
-Paper: D. R. Cox, "Regression Models and Life-Tables", JRSS B 1972; ties as in N. Breslow, "Covariance Analysis of
-Censored Survival Data", Biometrics 1974; sums over sites as in C.-L. Lu et al., "WebDISCO: a Web Service for
-Distributed Cox Model Learning without Patient-Level Data Sharing", JAMIA 2015.
+Paper: D. R. Cox, "Regression Models and Life-Tables", JRSS B 1972; ties as in N. Breslow,
+"Covariance Analysis of Censored Survival Data", Biometrics 1974; sums over sites as in C.-L. Lu et
+al., "WebDISCO: a Web Service for Distributed Cox Model Learning without Patient-Level Data
+Sharing", JAMIA 2015.
 
     agree     owners: numbers of each column by exponent, rows by class; sums, then squares about the mean; rows by time
               server: mean and scale of each column; the grid of times
@@ -10,19 +11,22 @@ Distributed Cox Model Learning without Patient-Level Data Sharing", JAMIA 2015.
     round     owners: rows by the exponent of their largest part                                        | sums alone
               owners: sums of w, w z and w z z', w = exp(beta z), of the rows with each time            | sums alone
               server: S0, S1, S2 at t are the sums over all times >= t;
-                      l = sum of beta z over events - sum_t d_t log S0, g and the negative Hessian H alike;
-                      the coefficients plus (H + l2 I)^-1 (g - l2 beta); half the way back if the likelihood fell
+                      l = sum of beta z over events - sum_t d_t log S0, g and the negative Hessian H
+                      alike; the coefficients plus (H + l2 I)^-1 (g - l2 beta); half the way back if
+                      the likelihood fell
     end       standard errors from the diagonal of (H + l2 I)^-1; no more messages once a step is below 1e-9
 
-A row's label is class 0, censored, or class 1, an event; `time` names the column with its time. A time counts as the
-largest time of the grid that is not above it, so with as many times as the rows have (`times`), nothing is rounded.
+A row's label is class 0, censored, or class 1, an event; `time` names the column with its time. A
+time counts as the largest time of the grid that is not above it, so with as many times as the rows
+have (`times`), nothing is rounded.
 
-Messages: sums up; means, scales, times and coefficients down. The server learns how many events happen at each time.
+Messages: sums up; means, scales, times and coefficients down. The server learns how many events
+    happen at each time.
 
 Differs:
-    Columns are standardized inside; reported coefficients are those of the columns as they are. `l2` penalizes the
-        coefficients of standardized columns.
-"""
+    Columns are standardized inside; reported coefficients are those of the columns as they are.
+        `l2` penalizes the coefficients of standardized columns.
+"""  # noqa: E501
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, final
@@ -32,7 +36,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import ClientContext, Federation, LearnedTable, Method, MethodError, Party, Shape
+from fedloom.core.page import (
+    ClientContext,
+    Federation,
+    LearnedTable,
+    Method,
+    MethodError,
+    Party,
+    Shape,
+)
 from fedloom.methods.tables import design as designs
 from fedloom.methods.tables import inference, newton
 from fedloom.methods.tables.steps import tensors
@@ -52,7 +64,9 @@ class FedCoxConfig(designs.LinearConfig):
     @model_validator(mode="after")
     def _check_owners(self) -> Self:
         if self.owners == "random":
-            raise ValueError("owners = random is for least squares (fedglm): set owners to fixed or none")
+            raise ValueError(
+                "owners = random is for least squares (fedglm): set owners to fixed or none"
+            )
         return self
 
     def calls_in_round(self, context: ClientContext) -> dict[str, int]:
@@ -82,13 +96,19 @@ class FedCoxClient(Party[FedCoxConfig]):
         """The complete rows (s, parts) in segments of times' keys: see `fedloom.trees.bins`."""
         begins = start.cpu().numpy()
         keys = np.sort(binning.keys(designs.complete(self)[2]))
-        return tensors(rows=binning.count([keys], Question(np.zeros(len(begins), np.int64), begins, size, parts)))
+        return tensors(
+            rows=binning.count(
+                [keys], Question(np.zeros(len(begins), np.int64), begins, size, parts)
+            )
+        )
 
     def events(self, *, design: Mapping[str, Any]) -> dict[str, Tensor]:
         """The events (T,) at each time, and the sum (p,) of the columns of all events."""
         z, y, place = rows_of(self, design)
         happened = np.bincount(place[y == 1], minlength=len(design["edges"]) + 1)
-        return tensors(events=happened, sums=newton.added(z[y == 1], newton.bits_for(design["rows"])))
+        return tensors(
+            events=happened, sums=newton.added(z[y == 1], newton.bits_for(design["rows"]))
+        )
 
     def reach(self, *, design: Mapping[str, Any], beta: Tensor) -> dict[str, Tensor]:
         """The rows (256,) by the exponent of their largest part in `hazards`."""
@@ -96,7 +116,9 @@ class FedCoxClient(Party[FedCoxConfig]):
         eta = newton.predictor(z, beta.numpy())
         far = np.abs(eta) > newton.FARTHEST_MEAN
         side = np.maximum(np.abs(z).max(1, initial=0), 1)
-        return tensors(rows=newton.reach(np.where(far, np.inf, exp(np.where(far, 0, eta)) * side * side)))
+        return tensors(
+            rows=newton.reach(np.where(far, np.inf, exp(np.where(far, 0, eta)) * side * side))
+        )
 
     def hazards(self, *, design: Mapping[str, Any], beta: Tensor, bits: int) -> dict[str, Tensor]:
         """The sums (T, 1 + p + p (p + 1) / 2) of w, w z and w z z' over the rows with each time."""
@@ -105,15 +127,18 @@ class FedCoxClient(Party[FedCoxConfig]):
         w, p, T = exp(newton.predictor(z, beta.numpy())), z.shape[1], len(design["edges"]) + 1
         i, j = np.triu_indices(p)
         order = np.argsort(place, kind="stable")
-        parts = np.concatenate([w[:, None], w[:, None] * z, w[:, None] * z[:, i] * z[:, j]], axis=1)[order]
+        parts = np.concatenate(
+            [w[:, None], w[:, None] * z, w[:, None] * z[:, i] * z[:, j]], axis=1
+        )[order]
         whole = np.rint(parts * 2.0**bits).astype(np.int64)
         before = np.concatenate([np.zeros((1, whole.shape[1]), np.int64), np.cumsum(whole, axis=0)])
         ends = np.searchsorted(place[order], np.arange(T), side="right")
         return tensors(sums=np.diff(before[np.r_[0, ends]], axis=0))
 
     def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, 2) of rows x (n, ...): 0, and the logarithm of the hazard against that of the columns' means. A
-        missing value counts as the mean. 0 before the first round."""
+        """Logits (n, 2) of rows x (n, ...): 0, and the logarithm of the hazard against that of the
+        columns' means. A missing value counts as the mean. 0 before the first round.
+        """
         if not self.design:
             return torch.zeros(len(x), 2)
         z = designs.standardized(designs.columns(self, x), self.design)[:, 1:]
@@ -123,8 +148,10 @@ class FedCoxClient(Party[FedCoxConfig]):
 
 @final
 class FedCoxServer(Party[FedCoxConfig]):
-    """The server, which sees sums over owners. `beta` (p,) are the coefficients to try next; `accepted` the last ones
-    that raised the likelihood, with its value and covariance; `null` is the value at 0."""
+    """The server, which sees sums over owners. `beta` (p,) are the coefficients to try next;
+    `accepted` the last ones that raised the likelihood, with its value and covariance; `null` is
+    the value at 0.
+    """
 
     ROLE = "server"
     STATE = ("design", "beta", "accepted", "null", "done")
@@ -132,7 +159,9 @@ class FedCoxServer(Party[FedCoxConfig]):
     def setup(self) -> None:
         """No coefficients."""
         if self.context.classes != 2:
-            raise MethodError(f"fedcox needs two classes, censored and event, not {self.context.classes}")
+            raise MethodError(
+                f"fedcox needs two classes, censored and event, not {self.context.classes}"
+            )
         designs.time_column(self)
         self.design: dict[str, Any] = {}
         self.beta = torch.zeros(0, dtype=torch.float64)
@@ -164,7 +193,11 @@ class FedCoxServer(Party[FedCoxConfig]):
             raise MethodError(newton.NOT_UNIQUE)
         step = covariance @ (gradient - self.cfg.l2 * beta)
         self.done = bool(np.abs(step).max() < newton.SMALL_STEP)
-        self.accepted = {**tensors(beta=beta, covariance=covariance), "target": target, "value": value}
+        self.accepted = {
+            **tensors(beta=beta, covariance=covariance),
+            "target": target,
+            "value": value,
+        }
         if not self.done:
             self.beta = self.beta + torch.from_numpy(step)
 
@@ -176,22 +209,30 @@ class FedCoxServer(Party[FedCoxConfig]):
         beta = self.accepted["beta"].numpy() / scale
         errors = np.sqrt(np.diag(self.accepted["covariance"].numpy())) / scale
         names, level = designs.names(self, self.design)[1:], self.cfg.level
-        table = inference.coefficients("Coefficients", names, beta, errors, level, ratio="Hazard ratio")
+        table = inference.coefficients(
+            "Coefficients", names, beta, errors, level, ratio="Hazard ratio"
+        )
         events = [("events", float(self.design["events"].sum()))]
         more = inference.likelihoods(self.accepted["value"], self.null, len(beta), 0)
         return table, inference.fit(self.design, [*events, *more], self.done)
 
 
-def rows_of(party: FedCoxClient, design: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The standardized columns (n, p) of the party's complete rows, their labels (n,) and places (n,) in the grid."""
+def rows_of(
+    party: FedCoxClient, design: Mapping[str, Any]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The standardized columns (n, p) of the party's complete rows, their labels (n,) and places
+    (n,) in the grid.
+    """
     x, y, time = designs.complete(party)
     place = np.searchsorted(design["edges"].numpy(), binning.keys(time), side="right")
     return designs.standardized(x, design)[:, 1:], y, place
 
 
 def agree(fed: Federation, server: FedCoxServer, clients: Sequence[int], t: int) -> dict[str, Any]:
-    """The agreed columns, `edges` (T - 1,), the keys of all times of the grid but the first, `events` (T,) at each,
-    and the `sums` (p,) of the columns over events; {} if an owner's sums are missing."""
+    """The agreed columns, `edges` (T - 1,), the keys of all times of the grid but the first,
+    `events` (T,) at each, and the `sums` (p,) of the columns over events; {} if an owner's sums are
+    missing.
+    """
     design = designs.agree(fed, server, clients, t)
     if not design:
         return {}
@@ -199,16 +240,22 @@ def agree(fed: Federation, server: FedCoxServer, clients: Sequence[int], t: int)
     while (asked := agreement.question) is not None:
         shared = {**tensors(start=asked.start), "size": asked.size, "parts": asked.parts}
         shape = {"rows": Shape("int64", len(asked.start), asked.parts)}
-        counted = fed.total(clients, "segments", shared=shared, expect=shape, min_replies=len(clients))
+        counted = fed.total(
+            clients, "segments", shared=shared, expect=shape, min_replies=len(clients)
+        )
         if counted is None:
             return {}
         agreement.answer(counted.value["rows"].numpy())
     design |= tensors(edges=agreement.edges(0))
     p, T = int(design["kept"].sum()), len(design["edges"]) + 1
     if not p:
-        raise MethodError("every column is constant over the complete rows: there is no coefficient to find")
+        raise MethodError(
+            "every column is constant over the complete rows: there is no coefficient to find"
+        )
     expect = {"events": Shape("int64", T), "sums": Shape("int64", p)}
-    found = fed.total(clients, "events", shared={"design": sent(design)}, expect=expect, min_replies=len(clients))
+    found = fed.total(
+        clients, "events", shared={"design": sent(design)}, expect=expect, min_replies=len(clients)
+    )
     if found is None:
         return {}
     if not found.value["events"].any():
@@ -222,7 +269,9 @@ def sent(design: dict[str, Any]) -> dict[str, Any]:
     return {name: design[name] for name in ("mean", "scale", "kept", "rows", "edges")}
 
 
-def round(fed: Federation, server: FedCoxServer, clients: Sequence[int], cfg: FedCoxConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: FedCoxServer, clients: Sequence[int], cfg: FedCoxConfig, t: int
+) -> Iterator[str]:
     """One step of Newton's method."""
     if server.done:
         return
@@ -232,16 +281,22 @@ def round(fed: Federation, server: FedCoxServer, clients: Sequence[int], cfg: Fe
             return
         server.beta = torch.zeros(int(server.design["kept"].sum()), dtype=torch.float64)
     shared, n = {"design": sent(server.design), "beta": server.beta}, len(clients)
-    reached = fed.total(clients, "reach", shared=shared, expect={"rows": Shape("int64", 256)}, min_replies=n)
+    reached = fed.total(
+        clients, "reach", shared=shared, expect={"rows": Shape("int64", 256)}, min_replies=n
+    )
     if reached is None:
         return
-    bits, p, T = newton.bits_of(reached.value["rows"].numpy()), len(server.beta), len(server.design["edges"]) + 1
+    bits = newton.bits_of(reached.value["rows"].numpy())
+    p = len(server.beta)
+    T = len(server.design["edges"]) + 1
     if bits is None:
         server.back()
         yield "round"
         return
     expect = {"sums": Shape("int64", T, 1 + p + p * (p + 1) // 2)}
-    found = fed.total(clients, "hazards", shared={**shared, "bits": bits}, expect=expect, min_replies=n)
+    found = fed.total(
+        clients, "hazards", shared={**shared, "bits": bits}, expect=expect, min_replies=n
+    )
     if found is not None:
         server.take(found.value["sums"].numpy(), bits)
     yield "round"

@@ -1,32 +1,39 @@
-"""FedExtra: boosted trees with random splits, from one sum a round; with `dp`, differential privacy of rows.
+"""FedExtra: boosted trees with random splits, from one sum a round; with `dp`, differential privacy
+of rows.
 
-Paper: P. Geurts, D. Ernst, L. Wehenkel, "Extremely Randomized Trees", Machine Learning 63, 2006, for splits at random.
-S. Maddock, G. Cormode, T. Wang, C. Maple, S. Jha, "Federated Boosted Decision Trees with Differential Privacy", CCS
-2022, arXiv 2210.02910, of whose variants this is one with random splits.
+Paper: P. Geurts, D. Ernst, L. Wehenkel, "Extremely Randomized Trees", Machine Learning 63, 2006,
+for splits at random. S. Maddock, G. Cormode, T. Wang, C. Maple, S. Jha, "Federated Boosted Decision
+Trees with Differential Privacy", CCS 2022, arXiv 2210.02910, of whose variants this is one with
+random splits.
 
     agree     the bins of all columns from sums of counts; with `dp` nothing is counted: bins of declared ranges
     round     T trees at once: 1 for two classes or a number, K for more
               server   draws complete trees without data
               owners   g = p - 1[y = k], h = p (1 - p) of their rows, for a number g = score - y, h = 1, as integers;
-                       the sums of both in each leaf, with `dp` Gaussian noise on them, rounded to integers | sums alone
+                       the sums of both in each leaf, with `dp` Gaussian noise on them, rounded to
+                       integers | sums alone
               server   leaves -rate G / (max(H, 0) + l2); owners: scores += leaf
 
-With `dp`: a row is in one leaf of each of the T trees, so it moves the sums of a round by at most Δ = `sensitivity` in
-L2 norm: with |g| <= 1 and h <= 1/4 by sqrt(1 + 1/16) for two classes, and for a number, whose residuals are clipped to
-`CLIP` s.d., by sqrt(CLIP^2 + 1). Each round is one release of all rows with noise
-of standard deviation σ Δ. The noise hides whether a row is there, so the number of rows is not used.
+With `dp`: a row is in one leaf of each of the T trees, so it moves the sums of a round by at most Δ
+    = `sensitivity` in
+L2 norm: with |g| <= 1 and h <= 1/4 by sqrt(1 + 1/16) for two classes, and for a number, whose
+residuals are clipped to `CLIP` s.d., by sqrt(CLIP^2 + 1). Each round is one release of all rows
+with noise of standard deviation σ Δ. The noise hides whether a row is there, so the number of rows
+is not used.
 
-Whose noise. In a run without secure sums each owner's reply alone has noise σ Δ. With `aggregate.secure = true` the
-replies are masked, and each owner adds a share, so that the sum has σ Δ even without the noise of one owner, who knows
-its own, and of those that a secure sum can lose. ε of the run counts the sum's noise. The budget of a node counts what
-the node itself adds, as it cannot know what others do.
+Whose noise. In a run without secure sums each owner's reply alone has noise σ Δ. With
+`aggregate.secure = true` the replies are masked, and each owner adds a share, so that the sum has σ
+Δ even without the noise of one owner, who knows its own, and of those that a secure sum can lose. ε
+of the run counts the sum's noise. The budget of a node counts what the node itself adds, as it
+cannot know what others do.
 
 Differs:
-    The paper's other variants choose splits by noisy histograms; all columns are then paid for at each level.
-    Geurts et al. draw `columns` splits and take the best; here one is drawn, so that a tree is one sum.
-    The base score is 0, and with `dp` bins are equally wide, as counts would be releases of their own.
-    Clipped residuals are the derivatives of Huber's loss, not of the squared error.
-"""
+    The paper's other variants choose splits by noisy histograms; all columns are then paid for at
+    each level. Geurts et al. draw `columns` splits and take the best; here one is drawn, so that a
+    tree is one sum. The base score is 0, and with `dp` bins are equally wide, as counts would be
+    releases of their own. Clipped residuals are the derivatives of Huber's loss, not of the squared
+    error.
+"""  # noqa: E501
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,8 +73,10 @@ class LeafNoise(BaseModel):
     sigma: float = Field(gt=0)
     """Noise multiplier σ of a round: the noise has standard deviation σ times the sensitivity."""
     grid: Mapping[str, tuple[float, float]]
-    """For each column of numbers that trees may use its lowest and highest value, from knowledge and not from rows.
-    Values beyond count as these. Columns of numbers without a range are not used."""
+    """For each column of numbers that trees may use its lowest and highest value, from knowledge
+    and not from rows. Values beyond count as these. Columns of numbers without a range are not
+    used.
+    """
     delta: float = Field(1e-5, gt=1e-10, lt=1)
     """δ at which ε is reported."""
 
@@ -76,7 +85,10 @@ class LeafNoise(BaseModel):
     def _ranges(cls, grid: Mapping[str, tuple[float, float]]) -> Mapping[str, tuple[float, float]]:
         for name, (low, high) in grid.items():
             if not -1e30 < low < high < 1e30:
-                raise ValueError(f"the range of {name} must be two numbers, the lower first, not {low:g}, {high:g}")
+                raise ValueError(
+                    f"the range of {name} must be two numbers, the lower first, not {low:g}, "
+                    f"{high:g}"
+                )
         return grid
 
 
@@ -86,7 +98,9 @@ class FedExtraConfig(steps.TreesConfig):
     dp: LeafNoise | None = None
     """Differential privacy of rows; None for no noise."""
     bins: int = Field(32, ge=4, le=MOST_BINS)
-    """The most bins of a column: one for missing values, the others with equally many rows; with `dp` equally wide."""
+    """The most bins of a column: one for missing values, the others with equally many rows; with
+    `dp` equally wide.
+    """
     depth: int = Field(6, ge=1, le=12)
     """Splits above a leaf."""
     rate: float = Field(0.3, gt=0, le=1)
@@ -138,9 +152,13 @@ class FedExtraClient(Party[FedExtraConfig]):
         """No trees, and no bins but declared ones."""
         self.layout = declared(self.cfg, self.context)
         self.trees = steps.no_trees(1)
-        self.scores = torch.zeros(outputs(self.context.classes), len(self.context.rows), dtype=torch.int64)
+        self.scores = torch.zeros(
+            outputs(self.context.classes), len(self.context.rows), dtype=torch.int64
+        )
 
-    def segments(self, *, column: Tensor, start: Tensor, size: int, parts: int) -> dict[str, Tensor]:
+    def segments(
+        self, *, column: Tensor, start: Tensor, size: int, parts: int
+    ) -> dict[str, Tensor]:
         """See `steps.segments`."""
         _refuse_counts(self.cfg)
         return steps.segments(self, column=column, start=start, size=size, parts=parts)
@@ -155,7 +173,9 @@ class FedExtraClient(Party[FedExtraConfig]):
         if self.cfg.dp is None:
             steps.take_layout(self, layout)
         news = steps.catch_up(self, first, trees)
-        self.scores = self.scores + torch.from_numpy(news.scores(steps.binned(self).bins, len(self.scores)))
+        self.scores = self.scores + torch.from_numpy(
+            news.scores(steps.binned(self).bins, len(self.scores))
+        )
 
     def sums(self, *, t: int, trees: Any) -> dict[str, Tensor]:
         """The sums (2, m) of g and h in each node of T new trees, with noise if `dp` is set.
@@ -189,11 +209,15 @@ class FedExtraClient(Party[FedExtraConfig]):
         return {"sums": or_nothing(self, summed, nothing) + noise}
 
     def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K), or standardized numbers (n, 1), of rows x (n, F); 0 before the first tree."""
+        """Logits (n, K), or standardized numbers (n, 1), of rows x (n, F); 0 before
+        the first tree.
+        """
         if not len(self.trees["root"]):
             return torch.zeros(len(x), self.context.classes)
         return own_models.mixed(
-            self, outputs_of(steps.scores(self, x, len(self.scores)), self.context.target is not None), x
+            self,
+            outputs_of(steps.scores(self, x, len(self.scores)), self.context.target is not None),
+            x,
         )
 
 
@@ -222,15 +246,19 @@ def declared(cfg: FedExtraConfig, context: ClientContext) -> dict[str, Any]:
     """
     if cfg.dp is None:
         return {}
-    numbers = [name for name, words in zip(context.columns, context.words, strict=True) if not words]
+    numbers = [
+        name for name, words in zip(context.columns, context.words, strict=True) if not words
+    ]
     for name in cfg.dp.grid:
         if name not in numbers:
             hint = did_you_mean(name, numbers)
-            raise MethodError(f"params.dp.grid: {name!r} is no column of numbers: leave it out.{hint}")
+            raise MethodError(
+                f"params.dp.grid: {name!r} is no column of numbers: leave it out.{hint}"
+            )
     if numbers and not cfg.dp.grid:
         raise MethodError(
-            "params.dp.grid: private trees need declared ranges of columns, such as "
-            f"{{ {numbers[0]!r} = [lowest, highest] }}: set it for some of {', '.join(numbers[:20])}"
+            f"params.dp.grid: private trees need declared ranges of columns, such as {{ "
+            f"{numbers[0]!r} = [lowest, highest] }}: set it for some of {', '.join(numbers[:20])}"
         )
     edges = []
     for name, words in zip(context.columns, context.words, strict=True):
@@ -244,26 +272,32 @@ def declared(cfg: FedExtraConfig, context: ClientContext) -> dict[str, Any]:
 
 
 def sensitivity(trees: int, number: bool = False) -> float:
-    """Δ, the largest distance in L2 norm that one row moves the sums of a round by, in steps of 2^-MOST_BITS.
+    """Δ, the largest distance in L2 norm that one row moves the sums of a round by, in steps of
+    2^-MOST_BITS.
 
     |g| <= 1 for two classes, and the sum of g_k^2 over more is at most 2; each h <= 1/4. Of a number |g| <= `CLIP`
     and h = 1. Rounding moves each of the 2 T
     numbers by at most one step.
-    """
+    """  # noqa: E501
     if number:
-        return float(2**MOST_BITS * math.sqrt(CLIP**2 + 1))  # both are whole steps: rounding passes neither
-    return float(2**MOST_BITS * math.sqrt((1 if trees == 1 else 2) + trees / 16) + math.sqrt(2 * trees))
+        # both are whole steps: rounding passes neither
+        return float(2**MOST_BITS * math.sqrt(CLIP**2 + 1))
+    return float(
+        2**MOST_BITS * math.sqrt((1 if trees == 1 else 2) + trees / 16) + math.sqrt(2 * trees)
+    )
 
 
 def share(context: ClientContext) -> float:
-    """An owner's noise as a part of σ Δ: 1, or in a secure sum 1 / sqrt(m - 1), where m is the least number of owners
-    whose replies make a sum."""
+    """An owner's noise as a part of σ Δ: 1, or in a secure sum 1 / sqrt(m - 1), where m is the
+    least number of owners whose replies make a sum.
+    """
     return 1 / math.sqrt(threshold(context.parties) - 1) if context.aggregator.secure else 1.0
 
 
 def by_node(leaf: np.ndarray, values: np.ndarray, nodes: int) -> np.ndarray:
     """The sums (nodes,) int64 over T trees of the values (T, n) of the rows in each leaf (T, n)."""
-    return np.bincount(leaf.ravel(), values.ravel(), minlength=nodes).astype(np.int64)  # exact below 2^53
+    # exact below 2^53
+    return np.bincount(leaf.ravel(), values.ravel(), minlength=nodes).astype(np.int64)
 
 
 def _refuse_counts(cfg: FedExtraConfig) -> None:
@@ -296,7 +330,9 @@ def round(
     if found is None:
         return
     G, H = found.value["sums"].numpy().astype(np.float64) / 2.0**MOST_BITS
-    value = np.where(new.feature < 0, np.rint(-cfg.rate * G / (np.maximum(H, 0) + cfg.l2) / STEP), 0)
+    value = np.where(
+        new.feature < 0, np.rint(-cfg.rate * G / (np.maximum(H, 0) + cfg.l2) / STEP), 0
+    )
     news = replace(new, value=value.astype(np.int64)[:, None])
     steps.learn(server, news, np.zeros(len(server.gains)), ())
     steps.begin(fed, server, clients)
@@ -306,9 +342,10 @@ def round(
 METHODS = (
     Method(
         name="fedextra",
-        title="Boosted trees with random splits, one sum a round; with dp, differential privacy of rows",
-        paper="P. Geurts et al.: Extremely Randomized Trees, 2006; S. Maddock et al.: Federated Boosted Decision "
-        "Trees with Differential Privacy, CCS 2022",
+        title="Boosted trees with random splits, one sum a round; with dp, differential privacy of "
+        "rows",
+        paper="P. Geurts et al.: Extremely Randomized Trees, 2006; S. Maddock et al.: Federated "
+        "Boosted Decision Trees with Differential Privacy, CCS 2022",
         family="tables",
         tasks=EVERY_TASK,
         no_local="trees have no optimizer and count each row once",

@@ -1,7 +1,8 @@
-"""FedForest: a random forest from sums of integers, the same bits however rows are split over owners.
+"""FedForest: a random forest from sums of integers, the same bits however rows are split over
+owners.
 
-Paper: L. Breiman, "Random Forests", Machine Learning 45, 2001; histograms summed over owners as in Z. Tian et al.,
-"FederBoost", arXiv 2011.02796.
+Paper: L. Breiman, "Random Forests", Machine Learning 45, 2001; histograms summed over owners as in
+Z. Tian et al., "FederBoost", arXiv 2011.02796.
 
     agree     as in `fedloom.methods.tables.fedboost`: the bins of all columns from sums of counts
     round     a lot of trees at once, one message for each level of the lot
@@ -17,11 +18,11 @@ Paper: L. Breiman, "Random Forests", Machine Learning 45, 2001; histograms summe
 Messages: as in `fedboost`. No tree depends on another, so a forest takes few rounds.
 
 Differs:
-    Each row is drawn Poisson(1) times for a tree in place of n draws with replacement: Breiman's draws need an order of
-        all rows. The number comes from a hash of the row's bins and label, so that it does not depend on the owner;
-        equal rows are drawn alike.
+    Each row is drawn Poisson(1) times for a tree in place of n draws with replacement: Breiman's
+        draws need an order of all rows. The number comes from a hash of the row's bins and label,
+        so that it does not depend on the owner; equal rows are drawn alike.
     Splits are between bins, not between values.
-"""
+"""  # noqa: E501
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -71,8 +72,9 @@ class FedForestConfig(steps.TreesConfig):
 
 @final
 class FedForestClient(Party[FedForestConfig]):
-    """An owner of rows. `node` and `drawn` (T, n) belong to the trees that grow: each row's node, and how often it is
-    drawn."""
+    """An owner of rows. `node` and `drawn` (T, n) belong to the trees that grow: each row's node,
+    and how often it is drawn.
+    """
 
     ROLE = "client"
     STATE = ("layout", "trees", "node", "drawn")
@@ -91,7 +93,9 @@ class FedForestClient(Party[FedForestConfig]):
         self.drawn = torch.zeros(0, len(self.context.rows), dtype=torch.int64)
 
     def rows(self, *, t: int) -> dict[str, Tensor]:
-        """The number of own rows (256,) by exponent of the number to predict, as asked in round t."""
+        """The number of own rows (256,) by exponent of the number to predict, as asked
+        in round t.
+        """
         return steps.tensors(rows=steps.own_rows(self))
 
     def begin(self, *, layout: Any, first: int, trees: Any) -> None:
@@ -100,10 +104,19 @@ class FedForestClient(Party[FedForestConfig]):
         steps.catch_up(self, first, trees)
 
     def histograms(
-        self, *, numbers: Tensor, unit: Any, splits: Any, asked: Tensor, tree: Tensor, columns: Tensor, bits: Any = None
+        self,
+        *,
+        numbers: Tensor,
+        unit: Any,
+        splits: Any,
+        asked: Tensor,
+        tree: Tensor,
+        columns: Tensor,
+        bits: Any = None,
     ) -> Any:
-        """The drawn rows of each class by bin in the asked nodes and columns, in words with the `bits` (m,) of each
-        node; or the sums of the number to predict and the drawn rows, two in one word.
+        """The drawn rows of each class by bin in the asked nodes and columns, in words with the
+        `bits` (m,) of each node; or the sums of the number to predict and the drawn rows, two in
+        one word.
 
         Raises:
             MessageError: a round has another number of trees.
@@ -114,9 +127,18 @@ class FedForestClient(Party[FedForestConfig]):
         y = forest.whole(own.y, **unit) if self.context.target else own.y
         if not len(splits["node"]):
             drawn = [copies(own.bins, y, number, self.context.seed) for number in numbers.tolist()]
-            self.drawn, self.node = torch.from_numpy(np.stack(drawn)), steps.roots(len(drawn), len(own.y))
+            self.drawn = torch.from_numpy(np.stack(drawn))
+            self.node = steps.roots(len(drawn), len(own.y))
         steps.move(self, splits)
-        found = sums_of(self, y, self.drawn.numpy(), self.node.numpy(), asked.numpy(), tree.numpy(), columns.numpy())
+        found = sums_of(
+            self,
+            y,
+            self.drawn.numpy(),
+            self.node.numpy(),
+            asked.numpy(),
+            tree.numpy(),
+            columns.numpy(),
+        )
         if bits is None:
             return {"sums": torch.from_numpy(two_in_one(found.ravel()))}
         cells = own.layout.widths[columns.numpy()].sum(1)
@@ -127,22 +149,28 @@ class FedForestClient(Party[FedForestConfig]):
         self.trees = steps.extended(self.trees, steps.checked(self, trees))
 
     def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K) of rows x (n, ...), logarithms of probabilities, or standardized numbers (n, 1); 0 before the
-        bins are agreed."""
+        """Logits (n, K) of rows x (n, ...), logarithms of probabilities, or standardized numbers
+        (n, 1); 0 before the bins are agreed.
+        """
         K = self.context.classes
         if not len(self.trees["root"]):
             return torch.zeros(len(x), K)
         if self.context.target:
             found = steps.scores(self, x, 1)[0] / (PARTS * len(self.trees["root"]))
             if self.cfg.mix:
-                own, weight = own_forest(self).scores(steps.bins_of(self, x), 1)[0], steps.own_weight(self)
+                own = own_forest(self).scores(steps.bins_of(self, x), 1)[0]
+                weight = steps.own_weight(self)
                 found = (1 - weight) * found + weight * own / (PARTS * self.cfg.mix)
             return own_models.mixed(self, torch.from_numpy(found[:, None]).float(), x)
         p = forest.shares(steps.scores(self, x, K))
         if self.cfg.mix:
             own = steps.own_weight(self)
-            p = (1 - own) * p + own * forest.shares(own_forest(self).scores(steps.bins_of(self, x), K))
-        return own_models.mixed(self, torch.from_numpy(np.log(FLOOR + (1 - K * FLOOR) * p)).float(), x)
+            p = (1 - own) * p + own * forest.shares(
+                own_forest(self).scores(steps.bins_of(self, x), K)
+            )
+        return own_models.mixed(
+            self, torch.from_numpy(np.log(FLOOR + (1 - K * FLOOR) * p)).float(), x
+        )
 
 
 @final
@@ -168,9 +196,11 @@ def sums_of(
     tree: np.ndarray,
     columns: np.ndarray,
 ) -> np.ndarray:
-    """The drawn rows (K, N) of each class, or (2, N) the sums of numbers y (n,) and the drawn rows: see
-    `class_histograms`."""
-    own, where = steps.binned(party), (node, asked, tree, columns, steps.binned(party).layout.widths)
+    """The drawn rows (K, N) of each class, or (2, N) the sums of numbers y (n,) and the drawn rows:
+    see `class_histograms`.
+    """
+    own = steps.binned(party)
+    where = (node, asked, tree, columns, steps.binned(party).layout.widths)
     if not party.context.target:
         return class_histograms(own.bins, y, drawn, *where, party.context.classes)
     return forest.number_histograms(own.bins, y, drawn, *where)
@@ -188,8 +218,9 @@ def grown(trees: Growth, scale: dict[str, int], number: bool) -> Trees:
 
 
 def scale_of(rows: np.ndarray) -> dict[str, int]:
-    """The bits behind the point and the unit of numbers, for all owners' `rows` (256,) by exponent, each of which is
-    drawn at most `MOST_COPIES` times."""
+    """The bits behind the point and the unit of numbers, for all owners' `rows` (256,) by exponent,
+    each of which is drawn at most `MOST_COPIES` times.
+    """
     loss = of_numbers(int(rows.sum()), steps.largest_exponent(rows), MOST_COPIES)
     return {"bits": loss.bits, "exponent": loss.exponent}
 
@@ -229,15 +260,27 @@ def round(
         if layout is None:
             return
         server.layout = steps.layout_tree(layout)
-    owners, scale, number = steps.begin(fed, server, clients), OF_CLASSES, server.context.target is not None
+    owners = steps.begin(fed, server, clients)
+    scale = OF_CLASSES
+    number = server.context.target is not None
     if number:
-        counted = fed.total(owners, "rows", shared={"t": t}, expect={"rows": Shape("int64", steps.row_kinds(server))})
+        counted = fed.total(
+            owners,
+            "rows",
+            shared={"t": t},
+            expect={"rows": Shape("int64", steps.row_kinds(server))},
+        )
         if counted is None:
             return
         owners, scale = counted.ids, scale_of(counted.value["rows"].numpy())
     trees = growth(cfg, steps.layout_of(server.layout), server.context.stream("columns", t), number)
-    shared: dict[str, Tree] = {"numbers": torch.arange(t * cfg.lot, (t + 1) * cfg.lot), "unit": {**scale}}
-    if not steps.grow(fed, owners, trees, 2 if number else server.context.classes, shared, counts=not number):
+    shared: dict[str, Tree] = {
+        "numbers": torch.arange(t * cfg.lot, (t + 1) * cfg.lot),
+        "unit": {**scale},
+    }
+    if not steps.grow(
+        fed, owners, trees, 2 if number else server.context.classes, shared, counts=not number
+    ):
         return
     news = grown(trees, scale, number)
     learned = fed.call(owners, "learn", shared={"trees": steps.trees_tree(news)}, expect=None)
@@ -246,7 +289,11 @@ def round(
 
 
 def at_once(
-    fed: Federation, server: FedForestServer, client: FedForestClient, cfg: FedForestConfig, rounds: int
+    fed: Federation,
+    server: FedForestServer,
+    client: FedForestClient,
+    cfg: FedForestConfig,
+    rounds: int,
 ) -> None:
     """See `Method.at_once`: the same trees without messages, which take half of the time."""
     layout = steps.agree(fed, server, (0,))
@@ -260,7 +307,8 @@ def at_once(
 FEDFOREST = Method(
     name="fedforest",
     title="A random forest from sums of integers, as on pooled rows",
-    paper="L. Breiman: Random Forests, 2001; Z. Tian et al.: FederBoost: Private Federated Learning for GBDT, 2020",
+    paper="L. Breiman: Random Forests, 2001; Z. Tian et al.: FederBoost: Private Federated "
+    "Learning for GBDT, 2020",
     family="tables",
     config=FedForestConfig,
     tasks=EVERY_TASK,

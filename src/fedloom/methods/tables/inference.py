@@ -1,4 +1,6 @@
-"""Tables of exact linear models as statisticians expect them: errors, tests, intervals and the fit."""
+"""Tables of exact linear models as statisticians expect them: errors, tests, intervals
+and the fit.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,11 +15,15 @@ from fedloom.methods.tables.drift import finite
 def estimates(
     design: Mapping[str, Any], accepted: Mapping[str, Any], offset: np.ndarray | float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Coefficients and standard errors (k, 1 + p) of the columns as they are, from those of standardized columns. A
-    number's are in its own unit. `offset` was subtracted from all columns when they were read."""
+    """Coefficients and standard errors (k, 1 + p) of the columns as they are, from those of
+    standardized columns. A number's are in its own unit. `offset` was subtracted from all columns
+    when they were read.
+    """
     use = design["kept"].numpy()
     mean, scale = (design["mean"].numpy() + offset)[use], design["scale"].numpy()[use]
-    beta, covariance = newton.raw_scale(accepted["beta"].numpy(), accepted["covariance"].numpy(), mean, scale)
+    beta, covariance = newton.raw_scale(
+        accepted["beta"].numpy(), accepted["covariance"].numpy(), mean, scale
+    )
     errors: np.ndarray = np.sqrt(np.diag(covariance)).reshape(beta.shape)
     return beta, errors
 
@@ -32,7 +38,8 @@ def coefficients(
     freedom: float | None = None,
     ratio: str = "",
 ) -> LearnedTable:
-    """A row for each coefficient: its value, standard error, z (or t), two-sided p-value and confidence interval.
+    """A row for each coefficient: its value, standard error, z (or t), two-sided p-value and
+    confidence interval.
 
     Args:
         names, beta, errors: (p,).
@@ -43,10 +50,18 @@ def coefficients(
     from scipy import stats  # slow to import, here and below
 
     law = stats.norm if freedom is None else stats.t(freedom)
-    with np.errstate(divide="ignore", invalid="ignore"):  # errors of 0 where numbers are fitted exactly
+    # errors of 0 where numbers are fitted exactly
+    with np.errstate(divide="ignore", invalid="ignore"):
         statistic, width = beta / errors, law.ppf(0.5 + level / 2)
     more = (ratio,) if ratio else ()
-    head = ("Column", "Coefficient", *more, "Std. error", "z" if freedom is None else "t", "p-value")
+    head = (
+        "Column",
+        "Coefficient",
+        *more,
+        "Std. error",
+        "z" if freedom is None else "t",
+        "p-value",
+    )
     with np.errstate(over="ignore"):  # e to the coefficient of a column of tiny numbers
         ratios = [np.exp(beta)] if ratio else []
     values = [beta, *ratios, errors, statistic, 2 * law.sf(np.abs(statistic))]
@@ -57,7 +72,9 @@ def coefficients(
 
 def without_errors(title: str, names: Sequence[str], beta: np.ndarray) -> LearnedTable:
     """A row for each coefficient (p,): its value."""
-    return LearnedTable(title, ("Column", "Coefficient"), tuple(zip(names, beta.tolist(), strict=True)))
+    return LearnedTable(
+        title, ("Column", "Coefficient"), tuple(zip(names, beta.tolist(), strict=True))
+    )
 
 
 def fit(design: Mapping[str, Any], more: Sequence[tuple[str, float]], done: bool) -> LearnedTable:
@@ -72,15 +89,22 @@ def fit(design: Mapping[str, Any], more: Sequence[tuple[str, float]], done: bool
     return LearnedTable("Fit", ("", "Value"), cells)
 
 
-def likelihoods(value: float, null: float, parameters: int, without: int) -> list[tuple[str, float]]:
-    """The log-likelihood and its test against the model without columns, which has `without` parameters."""
+def likelihoods(
+    value: float, null: float, parameters: int, without: int
+) -> list[tuple[str, float]]:
+    """The log-likelihood and its test against the model without columns, which has `without`
+    parameters.
+    """
     from scipy.stats import chi2
 
     alone = "log-likelihood of intercepts alone" if without else "log-likelihood without columns"
     more = [("log-likelihood", value), (alone, null)]
     if parameters > without:
         ratio = 2 * (value - null)
-        more += [("likelihood ratio", ratio), ("its p-value", float(chi2.sf(ratio, parameters - without)))]
+        more += [
+            ("likelihood ratio", ratio),
+            ("its p-value", float(chi2.sf(ratio, parameters - without))),
+        ]
     return [*more, ("AIC", 2.0 * (parameters - value))]
 
 
@@ -91,8 +115,9 @@ def of_classes(counts: np.ndarray) -> float:
 
 
 def of_effects(design: Mapping[str, Any], accepted: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """The variances of owners' effects and of residuals, and the restricted log-likelihood, of the columns as they
-    are."""
+    """The variances of owners' effects and of residuals, and the restricted log-likelihood, of the
+    columns as they are.
+    """
     scale, use = float(design["outcome"][1]), design["kept"].numpy()
     ratio = float(accepted["ratio"])
     residual, left = accepted["residual"] * scale**2, design["rows"] - 1 - int(use.sum())
@@ -106,7 +131,9 @@ def of_effects(design: Mapping[str, Any], accepted: Mapping[str, Any]) -> list[t
     ]
 
 
-def of_numbers(rows: int, parameters: int, residual: float, total: float) -> list[tuple[str, float]]:
+def of_numbers(
+    rows: int, parameters: int, residual: float, total: float
+) -> list[tuple[str, float]]:
     """The fit of least squares, from the sum of squared residuals and that about the mean."""
     from scipy.stats import f as law
 

@@ -1,4 +1,6 @@
-"""Exact sums of floats, as whole numbers of 36 bits that owners add up; and the decimal numbers of floats."""
+"""Exact sums of floats, as whole numbers of 36 bits that owners add up; and the decimal numbers of
+floats.
+"""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -18,8 +20,9 @@ FEW, FEW_SQUARE = 2, 3
 
 
 def parts(x: np.ndarray, lowest: int, count: int) -> np.ndarray:
-    """Numbers (...) as whole numbers (..., count) of 2^lowest, 2^(lowest + 36), …, each below 2^36 in size; what is
-    smaller than the first is left out."""
+    """Numbers (...) as whole numbers (..., count) of 2^lowest, 2^(lowest + 36), …, each below 2^36
+    in size; what is smaller than the first is left out.
+    """
     rest, found = x.astype(np.float64), np.zeros((*x.shape, count), np.int64)
     for k in reversed(range(count)):
         unit = 2.0 ** (lowest + WORD * k)
@@ -35,7 +38,9 @@ def total_of(x: np.ndarray, lowest: int, count: int) -> int:
 
 
 def exact_sums(x: np.ndarray) -> tuple[int, int]:
-    """The exact sums of numbers x (n,) and of their squares, in units of 2^LOWEST and 2^LOWEST_SQUARE."""
+    """The exact sums of numbers x (n,) and of their squares, in units of 2^LOWEST and
+    2^LOWEST_SQUARE.
+    """
     return total_of(x, LOWEST, PARTS), total_of(x * x, LOWEST_SQUARE, PARTS_SQUARE)
 
 
@@ -44,23 +49,29 @@ def table_of(sums: Sequence[int], size: int, parties: int) -> np.ndarray:
     return np.array([digits_of(x, size, parties) for x in sums], np.int64).reshape(len(sums), -1)
 
 
-def wider(table: np.ndarray, size: int, parties: int, column: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """A table of digits (q, few) with as many digits as a sum of `size` bits has, and these values in some columns."""
+def wider(
+    table: np.ndarray, size: int, parties: int, column: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+    """A table of digits (q, few) with as many digits as a sum of `size` bits has, and these values
+    in some columns.
+    """
     found = np.pad(table, ((0, 0), (0, digits(size, parties)[0] - table.shape[1])))
     found[column] = values
     return found
 
 
 def digits(size: int, parties: int) -> tuple[int, int]:
-    """How many digits a whole number of `size` bits has, and the bits of each, so that digits of as many parties add
-    up below 2^63."""
+    """How many digits a whole number of `size` bits has, and the bits of each, so that digits of as
+    many parties add up below 2^63.
+    """
     bits = 63 - (parties - 1).bit_length()
     return -(-size // bits), bits
 
 
 def few_bits(parties: int) -> tuple[int, int]:
-    """Bits of a sum and of a sum of squares in few digits. Of 50 parties each has room for 100,000 numbers of up to
-    100,000 in size."""
+    """Bits of a sum and of a sum of squares in few digits. Of 50 parties each has room for 100,000
+    numbers of up to 100,000 in size.
+    """
     bits = digits(1, parties)[1]
     return FEW * bits, FEW_SQUARE * bits
 
@@ -73,7 +84,9 @@ def digits_of(number: int, size: int, parties: int) -> list[int]:
 
 
 def opened(sums: np.ndarray, lowest: int, size: int, parties: int) -> list[Fraction]:
-    """The exact numbers (n,) whose summed `digits_of` (n, count) these are, in units of 2^lowest."""
+    """The exact numbers (n,) whose summed `digits_of` (n, count) these are, in units
+    of 2^lowest.
+    """
     _, bits = digits(size, parties)
     return [Fraction(_whole(row, bits)) * Fraction(2) ** lowest for row in sums.tolist()]
 
@@ -90,10 +103,11 @@ _CACHED = 2**14
 
 
 def shortest(x: np.ndarray, reach: np.ndarray) -> np.ndarray:
-    """For each number x (n,) float64 the one with the fewest digits that is within its `reach` (n,), else x itself.
+    """For each number x (n,) float64 the one with the fewest digits that is within its `reach`
+    (n,), else x itself.
 
-    So a float32, whose reach is half the distance to the next one, becomes the decimal number that was read, and a
-    count of 0 that was standardized becomes 0.
+    So a float32, whose reach is half the distance to the next one, becomes the decimal number that
+    was read, and a count of 0 that was standardized becomes 0.
     """
     out = np.where(np.abs(x) <= reach, 0.0, x)
     used = np.flatnonzero(np.isfinite(out) & (out != 0))
@@ -112,7 +126,9 @@ def shortest(x: np.ndarray, reach: np.ndarray) -> np.ndarray:
     return out
 
 
-def _close(v: np.ndarray, reach: np.ndarray, first: np.ndarray, digits: int) -> tuple[np.ndarray, np.ndarray]:
+def _close(
+    v: np.ndarray, reach: np.ndarray, first: np.ndarray, digits: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Numbers v (n,) of 10^`first` in about so many digits, and whether they are within reach."""
     places = digits - first
     up = _TENS.take(places, mode="clip")

@@ -1,10 +1,12 @@
-"""Least squares with a random intercept for each owner, by restricted maximum likelihood, from sums over owners.
+"""Least squares with a random intercept for each owner, by restricted maximum likelihood, from sums
+over owners.
 
-y = Z beta + u_i + e, where u_i, of owner i, has variance lambda s^2, and e variance s^2. An owner of n rows with sums
-c of its columns and number adds to the products of all rows only - w c c', where w = lambda / (1 + n lambda), the
-logarithm of 1 + n lambda, and the first two derivatives of both by the logarithm of lambda. From the sum over owners
-the server has beta, s^2 and the derivatives of the restricted likelihood, which is maximized over lambda by Newton's
-method within an interval that closes (N. Laird, J. Ware, 1982; D. Bates et al., lme4, 2015).
+y = Z beta + u_i + e, where u_i, of owner i, has variance lambda s^2, and e variance s^2. An owner
+of n rows with sums c of its columns and number adds to the products of all rows only - w c c',
+where w = lambda / (1 + n lambda), the logarithm of 1 + n lambda, and the first two derivatives of
+both by the logarithm of lambda. From the sum over owners the server has beta, s^2 and the
+derivatives of the restricted likelihood, which is maximized over lambda by Newton's method within
+an interval that closes (N. Laird, J. Ware, 1982; D. Bates et al., lme4, 2015).
 """
 
 from dataclasses import dataclass
@@ -49,8 +51,10 @@ def size(columns: int) -> int:
 
 
 def effects(z: np.ndarray, y: np.ndarray, ratio: float, bits: int) -> np.ndarray:
-    """One owner's part of the sums at a ratio, as integers in steps of 2^-bits, of standardized columns with an
-    intercept z (n, p) and numbers y (n,): see `opened`."""
+    """One owner's part of the sums at a ratio, as integers in steps of 2^-bits, of standardized
+    columns with an
+    intercept z (n, p) and numbers y (n,): see `opened`.
+    """
     x, n = np.c_[z, y], len(y)
     own = x.sum(0)
     upper = np.outer(own, own)[np.triu_indices(x.shape[1])]
@@ -65,7 +69,10 @@ def effects(z: np.ndarray, y: np.ndarray, ratio: float, bits: int) -> np.ndarray
 def opened(sums: np.ndarray, columns: int, rows: int, bits: int) -> Fit | None:
     """The fit from the summed `effects` of all owners; None if the columns are collinear."""
     numbers = np.ldexp(sums.astype(np.float64), -bits)
-    logs, (whole, first, second) = numbers[:4], newton.square(numbers[4:].reshape(3, -1), columns + 1)
+    logs, (whole, first, second) = (
+        numbers[:4],
+        newton.square(numbers[4:].reshape(3, -1), columns + 1),
+    )
     inverse = newton.inverse(whole[:-1, :-1])
     if inverse is None:
         return None
@@ -75,17 +82,23 @@ def opened(sums: np.ndarray, columns: int, rows: int, bits: int) -> Fit | None:
     moved = first[:-1] @ v
     change, bend = inverse @ first[:-1, :-1], inverse @ second[:-1, :-1]
     slope = v @ first @ v / residual + logs[1] + np.trace(change)
-    apart = (v @ second @ v - 2 * moved @ inverse @ moved) / residual - (v @ first @ v / residual) ** 2 / left
+    apart = (v @ second @ v - 2 * moved @ inverse @ moved) / residual - (
+        v @ first @ v / residual
+    ) ** 2 / left
     curvature = apart + logs[2] + np.trace(bend) - np.trace(change @ change)
     spread = float(np.linalg.slogdet(whole[:-1, :-1])[1])
     value = -0.5 * (left * (np.log(2 * np.pi * residual) + 1) + logs[0] + spread)
-    return Fit(beta, residual * inverse, residual, float(value), -slope / 2, -curvature / 2, round(logs[3]))
+    return Fit(
+        beta, residual * inverse, residual, float(value), -slope / 2, -curvature / 2, round(logs[3])
+    )
 
 
 def following(fit: Fit, ratio: float, low: float, high: float) -> tuple[float, float, float]:
-    """The next ratio, and the ends of the interval that has the best one; the same ratio if it is the best.
+    """The next ratio, and the ends of the interval that has the best one; the same ratio if it is
+    the best.
 
-    A step of Newton's method, or to the middle of the logarithms where that would leave the interval.
+    A step of Newton's method, or to the middle of the logarithms where that would leave the
+    interval.
     """
     if ratio == 0:
         return ratio, low, high

@@ -1,9 +1,11 @@
-"""What owners and server compute for exact linear models: sums over rows as integers, and Newton's steps.
+"""What owners and server compute for exact linear models: sums over rows as integers, and Newton's
+steps.
 
-Each row's part of a sum is rounded to a whole number of steps of 2^-bits before it is added, so that a sum has the same
-bits however rows are split over owners. `bits` leave room for the largest possible sum below 2^62. Columns are
-standardized, so that the sum of |z_i z_j| over n rows is at most n; where rows have weights without a bound, their
-largest parts are counted by exponent first (`reach`).
+Each row's part of a sum is rounded to a whole number of steps of 2^-bits before it is added, so
+that a sum has the same bits however rows are split over owners. `bits` leave room for the largest
+possible sum below 2^62. Columns are standardized, so that the sum of |z_i z_j| over n rows is at
+most n; where rows have weights without a bound, their largest parts are counted by exponent first
+(`reach`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,18 +21,24 @@ LARGEST: Final = 62
 SMALL_STEP: Final = 1e-9
 """A step below this, of coefficients of standardized columns, is the last."""
 NOT_UNIQUE: Final = (
-    "no unique coefficients: columns are collinear, or separate the classes, counts of 0 or events; leave a column out "
-    "with data.drop, or set params.l2 above 0"
+    "no unique coefficients: columns are collinear, or separate the classes, counts of 0 or "
+    "events; leave a column out with data.drop, or set params.l2 above 0"
 )
 _FLAT: Final = 1e6
-"""Variance of a coefficient of a standardized column, above which it would grow forever: see `bounded`."""
-NOT_SPARSE: Final = "no coefficients were found: columns are nearly collinear; set params.l2 above 0"
+"""Variance of a coefficient of a standardized column, above which it would grow forever: see
+`bounded`.
+"""
+NOT_SPARSE: Final = (
+    "no coefficients were found: columns are nearly collinear; set params.l2 above 0"
+)
 _SWEEPS: Final = 1000
 """Of coordinate descent, each over all coefficients."""
 _CACHED: Final = 2**16
 """Numbers of one of the arrays of a few rows, which stay in the processor's cache."""
 _LIFT: Final = 1.5 * 2.0**52
-"""The last 51 bits of this plus a number below 2^51 in size are the nearest whole number, as a signed integer."""
+"""The last 51 bits of this plus a number below 2^51 in size are the nearest whole number, as a
+signed integer.
+"""
 _LIFTED: Final = 0x4338
 """The first 16 bits of `_LIFT`; the rest are 0."""
 _FARTHEST: Final = 40.0
@@ -39,7 +47,9 @@ FARTHEST_MEAN: Final = 60.0
 
 
 def bits_for(rows: int, most: int = 1) -> int:
-    """The bits behind the point of parts of at most `most` times the number of rows, all together."""
+    """The bits behind the point of parts of at most `most` times the number of rows,
+    all together.
+    """
     return LARGEST - (max(rows, 1) * most).bit_length()
 
 
@@ -52,19 +62,23 @@ def added(parts: np.ndarray, bits: int) -> np.ndarray:
 def rounded_sums(x: np.ndarray, largest: float, axis: int) -> np.ndarray:
     """The sums int64, along an axis, of the whole numbers nearest to numbers x, which are not kept.
 
-    Numbers of at most `largest` < 2^51 in size are rounded by one addition, and their bits added up: the same integers
-    in half of the time.
+    Numbers of at most `largest` < 2^51 in size are rounded by one addition, and their bits added
+    up: the same integers in half of the time.
     """
     if not largest < 2.0**51:
         total: np.ndarray = np.rint(x, out=x).astype(np.int64).sum(axis)
         return total
     x += _LIFT
-    lifted: np.ndarray = x.view(np.int64).sum(axis) - np.left_shift(np.int64(x.shape[axis] * _LIFTED), 48)
+    lifted: np.ndarray = x.view(np.int64).sum(axis) - np.left_shift(
+        np.int64(x.shape[axis] * _LIFTED), 48
+    )
     return lifted
 
 
 def exponents(x: np.ndarray) -> np.ndarray:
-    """How many numbers of each column of x (n, p) have each exponent, (p, 256) int64: see `steps.exponents`."""
+    """How many numbers of each column of x (n, p) have each exponent, (p, 256) int64: see
+    `steps.exponents`.
+    """
     return np.array([steps.exponents(column) for column in x.T], np.int64).reshape(-1, 256)
 
 
@@ -74,8 +88,9 @@ def largest_exponents(counts: np.ndarray) -> np.ndarray:
 
 
 def probabilities(z: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    """Probabilities (K, n) from standardized columns with an intercept z (n, p) and coefficients (K - 1, p); the first
-    class has 0."""
+    """Probabilities (K, n) from standardized columns with an intercept z (n, p) and coefficients (K
+    - 1, p); the first class has 0.
+    """
     scores = np.stack([np.zeros(len(z)), *(predictor(z, own) for own in beta)])
     e = exp(np.maximum(scores - scores.max(0), -_FARTHEST))
     total = e[0].copy()
@@ -88,12 +103,12 @@ def probabilities(z: np.ndarray, beta: np.ndarray) -> np.ndarray:
 def likelihood(
     family: str, z: np.ndarray, y: np.ndarray, beta: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each row's log-likelihood (n,), its derivatives (k, n) by the k linear predictors, and its negative second
-    derivatives (k, k, n).
+    """Each row's log-likelihood (n,), its derivatives (k, n) by the k linear predictors, and its
+    negative second derivatives (k, k, n).
 
     Args:
-        family: "classes", the first of which has the predictor 0; "normal" with variance 1, without its constant; or
-            "poisson" with the logarithm as link.
+        family: "classes", the first of which has the predictor 0; "normal" with variance 1, without
+            its constant; or "poisson" with the logarithm as link.
         z: (n, p) standardized columns with an intercept.
         y: (n,) labels, or numbers.
         beta: (k, p).
@@ -113,19 +128,26 @@ def likelihood(
 
 
 def predictor(z: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    """The linear predictor (n,) of columns z (n, p) with coefficients (p,), added in a fixed order."""
+    """The linear predictor (n,) of columns z (n, p) with coefficients (p,), added in a
+    fixed order.
+    """
     eta = np.zeros(len(z))
     for j, b in enumerate(beta):
         eta += b * z[:, j]
     return eta
 
 
-def derivatives(family: str, z: np.ndarray, y: np.ndarray, beta: np.ndarray, bits: int) -> np.ndarray:
-    """The log-likelihood, its gradient and its negative Hessian over own rows, in one vector of integers in steps of
-    2^-bits: see `likelihood` and `opened`."""
+def derivatives(
+    family: str, z: np.ndarray, y: np.ndarray, beta: np.ndarray, bits: int
+) -> np.ndarray:
+    """The log-likelihood, its gradient and its negative Hessian over own rows, in one vector of
+    integers in steps of 2^-bits: see `likelihood` and `opened`.
+    """
     value, slope, weight = likelihood(family, z, y, beta)
     parts = [added(value, bits)[None], *(weighted(z, own, bits) for own in slope)]
-    parts += [products(z, weight[a, b], bits) for a, b in zip(*np.triu_indices(len(beta)), strict=True)]
+    parts += [
+        products(z, weight[a, b], bits) for a, b in zip(*np.triu_indices(len(beta)), strict=True)
+    ]
     return np.concatenate(parts)
 
 
@@ -144,7 +166,9 @@ def _blocks(z: np.ndarray) -> Iterator[slice]:
 
 
 def products(z: np.ndarray, weight: np.ndarray, bits: int) -> np.ndarray:
-    """The sums (p (p + 1) / 2,) int64 of weight_n z_ni z_nj, j >= i, each rounded to steps of 2^-bits."""
+    """The sums (p (p + 1) / 2,) int64 of weight_n z_ni z_nj, j >= i, each rounded to steps of
+    2^-bits.
+    """
     p = z.shape[1]
     ends = np.arange(p, 0, -1).cumsum()
     total = np.zeros(p * (p + 1) // 2, np.int64)
@@ -153,7 +177,9 @@ def products(z: np.ndarray, weight: np.ndarray, bits: int) -> np.ndarray:
         scaled, found = x * (weight[rows] * 2.0**bits), np.empty_like(x)
         largest = float(np.abs(scaled).max() * np.abs(x).max())
         for i, end in enumerate(ends):
-            total[end - p + i : end] += rounded_sums(np.multiply(scaled[i:], x[i], out=found[i:]), largest, 1)
+            total[end - p + i : end] += rounded_sums(
+                np.multiply(scaled[i:], x[i], out=found[i:]), largest, 1
+            )
     return total
 
 
@@ -163,8 +189,9 @@ def reach(largest: np.ndarray) -> np.ndarray:
 
 
 def bits_of(counts: np.ndarray) -> int | None:
-    """The bits behind the point with which no sum reaches 2^62, by the summed `reach` of all rows; None if a row has no
-    bound."""
+    """The bits behind the point with which no sum reaches 2^62, by the summed `reach` of all rows;
+    None if a row has no bound.
+    """
     if counts[-1]:
         return None
     bound = float(counts @ np.ldexp(1.0, np.arange(256) - 127))
@@ -185,7 +212,9 @@ def size(columns: int, k: int) -> int:
     return 1 + k * columns + k * (k + 1) // 2 * columns * (columns + 1) // 2
 
 
-def opened(sums: np.ndarray, columns: int, k: int, bits: int) -> tuple[float, np.ndarray, np.ndarray]:
+def opened(
+    sums: np.ndarray, columns: int, k: int, bits: int
+) -> tuple[float, np.ndarray, np.ndarray]:
     """The log-likelihood, gradient (q,) and negative Hessian (q, q) of q = k p coefficients."""
     value, rest = float(sums[0]) * 2.0**-bits, sums[1:] * 2.0**-bits
     gradient, rest = rest[: k * columns], rest[k * columns :]
@@ -215,26 +244,35 @@ def inverse(hessian: np.ndarray) -> np.ndarray | None:
 
 
 def not_unique(hessian: np.ndarray, names: Sequence[str]) -> str:
-    """Why there are no unique coefficients, with the names of some columns (p,) that are the cause: those along which
-    the likelihood changes least, whose negative Hessian is (k p, k p)."""
+    """Why there are no unique coefficients, with the names of some columns (p,) that are the cause:
+    those along which the likelihood changes least, whose negative Hessian is (k p, k p).
+    """
     flat = np.abs(np.linalg.eigh(hessian)[1][:, 0])
-    some = [names[i % len(names)] for i in np.argsort(-flat, kind="stable") if flat[i] > 0.1 * flat.max()]
+    some = [
+        names[i % len(names)]
+        for i in np.argsort(-flat, kind="stable")
+        if flat[i] > 0.1 * flat.max()
+    ]
     return f"{NOT_UNIQUE}; begin with {', '.join([*dict.fromkeys(some)][:4])}"
 
 
 def bounded(hessian: np.ndarray) -> np.ndarray | None:
-    """As `inverse`; also None if a coefficient has next to no information, as those of columns that separate counts of
-    0 from others, or early events from late ones."""
+    """As `inverse`; also None if a coefficient has next to no information, as those of columns that
+    separate counts of 0 from others, or early events from late ones.
+    """
     found = inverse(hessian)
     return None if found is None or np.diag(found).max() > _FLAT else found
 
 
-def sparse(hessian: np.ndarray, gradient: np.ndarray, beta: np.ndarray, l1: np.ndarray) -> np.ndarray | None:
-    """The b (q,) that minimizes (b - beta)' H (b - beta) / 2 - g' (b - beta) + sum l1 |b|, with exact zeros; None if
-    none is found.
+def sparse(
+    hessian: np.ndarray, gradient: np.ndarray, beta: np.ndarray, l1: np.ndarray
+) -> np.ndarray | None:
+    """The b (q,) that minimizes (b - beta)' H (b - beta) / 2 - g' (b - beta) + sum l1 |b|, with
+    exact zeros; None if none is found.
 
-    Coordinate descent (J. Friedman, T. Hastie, R. Tibshirani, 2010) finds the coefficients that are not 0 and their
-    signs, for which one linear system then has the solution; it holds if no other coefficient would gain.
+    Coordinate descent (J. Friedman, T. Hastie, R. Tibshirani, 2010) finds the coefficients that are
+    not 0 and their signs, for which one linear system then has the solution; it holds if no other
+    coefficient would gain.
     """
     b, linear = beta.copy(), hessian @ beta + gradient
     for _ in range(_SWEEPS):
@@ -257,7 +295,9 @@ def sparse(hessian: np.ndarray, gradient: np.ndarray, beta: np.ndarray, l1: np.n
 def raw_scale(
     beta: np.ndarray, covariance: np.ndarray, mean: np.ndarray, scale: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Coefficients (K - 1, p), the intercept first, and their covariance (q, q) for columns as they were."""
+    """Coefficients (K - 1, p), the intercept first, and their covariance (q, q) for columns as they
+    were.
+    """
     back = np.diag(1 / np.concatenate([[1.0], scale]))
     back[0, 1:] = -mean / scale
     whole = np.kron(np.eye(len(beta)), back)

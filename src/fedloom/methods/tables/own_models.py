@@ -4,9 +4,10 @@
     forest    50 trees
     boosting  30 trees of at most 8 leaves; it is mixed, never sent
 
-Columns are numbers, an indicator for each word, and one of missing values for each raw column. Each owner fills numbers
-with its own medians, and scales columns by its own means and standard deviations: a model of one owner reads the rows
-of another in the other's units, and no scale is agreed. Columns that are constant at an owner stay out of its models.
+Columns are numbers, an indicator for each word, and one of missing values for each raw column. Each
+owner fills numbers with its own medians, and scales columns by its own means and standard
+deviations: a model of one owner reads the rows of another in the other's units, and no scale is
+    agreed. Columns that are constant at an owner stay out of its models.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,9 @@ _AT_ONCE: Final = 2**21
 
 
 def mixed(party: MixesOwn, outputs: Tensor, x: Tensor) -> Tensor:
-    """Logits (n, K), or standardized numbers (n, 1), of the joint model and the party's own ones together."""
+    """Logits (n, K), or standardized numbers (n, 1), of the joint model and the party's own ones
+    together.
+    """
     if not party.cfg.own:
         return outputs
     weight, own = own_weight(party), torch.from_numpy(own_prediction(party, x))
@@ -46,20 +49,30 @@ def mixed(party: MixesOwn, outputs: Tensor, x: Tensor) -> Tensor:
 
 
 def own_prediction(party: MixesOwn, x: Tensor) -> np.ndarray:
-    """The mean prediction of `own`: probabilities (n, K), or standardized numbers (n, 1), of raw rows x (n, ...)."""
+    """The mean prediction of `own`: probabilities (n, K), or standardized numbers (n, 1), of raw
+    rows x (n, ...).
+    """
     rows = columns(party, x)
-    found: np.ndarray = np.mean([predicted(fitted(party, kind), rows, width(party)) for kind in party.cfg.own], axis=0)
+    found: np.ndarray = np.mean(
+        [predicted(fitted(party, kind), rows, width(party)) for kind in party.cfg.own], axis=0
+    )
     return found
 
 
-# -- columns -------------------------------------------------------------------------------------------------------
+# -- columns ---------------------------------------------------------------------------------------
 
 
 def columns(party: InContext, x: Tensor) -> np.ndarray:
-    """The columns (n, p) float32 of raw rows x (n, ...), filled and scaled by the party's own rows."""
-    fill, mean, scale = kept(party.context, "own scales", "", lambda: _scales(_plain(party, party.context.rows.every)))
+    """The columns (n, p) float32 of raw rows x (n, ...), filled and scaled by the
+    party's own rows.
+    """
+    fill, mean, scale = kept(
+        party.context, "own scales", "", lambda: _scales(_plain(party, party.context.rows.every))
+    )
     plain = _plain(party, x)
-    found: np.ndarray = ((np.where(np.isnan(plain), fill, plain) - mean) / scale).clip(-FARTHEST, FARTHEST)
+    found: np.ndarray = ((np.where(np.isnan(plain), fill, plain) - mean) / scale).clip(
+        -FARTHEST, FARTHEST
+    )
     return found.astype(np.float32)
 
 
@@ -72,13 +85,17 @@ def _plain(party: InContext, x: Tensor) -> np.ndarray:
     raw = x.flatten(1).double().cpu().numpy()
     parts = [np.empty((len(raw), 0))]
     for values, words in zip(raw.T, party.context.words, strict=True):
-        parts.append((values[:, None] == np.arange(len(words))).astype(float) if words else values[:, None])
+        parts.append(
+            (values[:, None] == np.arange(len(words))).astype(float) if words else values[:, None]
+        )
         parts.append(np.isnan(values)[:, None].astype(float))
     return np.concatenate(parts, axis=1)
 
 
 def _scales(plain: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The median, 0 where all are missing, mean and standard deviation (p,) of columns (n, p); 1 for a constant."""
+    """The median, 0 where all are missing, mean and standard deviation (p,) of columns (n, p); 1
+    for a constant.
+    """
     empty = np.isnan(plain).all(0)
     fill = np.nanmedian(np.where(empty, 0.0, plain), axis=0)
     filled = np.where(np.isnan(plain), fill, plain)
@@ -86,7 +103,7 @@ def _scales(plain: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return fill, filled.mean(0), np.where(spread > 0, spread, 1.0)
 
 
-# -- models --------------------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------------------
 
 
 def width(party: InContext) -> int:
@@ -109,11 +126,14 @@ class _Constant:
 
 
 def fitted(party: InContext, kind: str) -> tuple[Any, np.ndarray]:
-    """The party's own model of this kind, and the columns (p,) bool that vary at the party, which it reads."""
+    """The party's own model of this kind, and the columns (p,) bool that vary at the party, which
+    it reads.
+    """
 
     def make() -> tuple[Any, np.ndarray]:
         rows, number = party.context.rows, party.context.target is not None
-        x, y = columns(party, rows.every), rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
+        x = columns(party, rows.every)
+        y = rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
         varies = x.max(0) > x.min(0)
         if not varies.any() or (not number and len(np.unique(y)) < 2):
             return _Constant(y, number), varies
@@ -135,7 +155,7 @@ def predicted(model: tuple[Any, np.ndarray], x: np.ndarray, K: int) -> np.ndarra
     return found
 
 
-# -- models as arrays ----------------------------------------------------------------------------------------------
+# -- models as arrays ------------------------------------------------------------------------------
 
 
 def template(kind: str, p: int, K: int) -> dict[str, Shape]:
@@ -151,8 +171,9 @@ def template(kind: str, p: int, K: int) -> dict[str, Shape]:
 
 
 def sent(kind: str, model: tuple[Any, np.ndarray], K: int) -> dict[str, Tensor]:
-    """A fitted model as arrays: logits, or the number, as weight x + bias; or the nodes of all trees, each tree's
-    first in `root`, with values of leaves alone."""
+    """A fitted model as arrays: logits, or the number, as weight x + bias; or the nodes of all
+    trees, each tree's first in `root`, with values of leaves alone.
+    """
     box, varies = model
     used = np.flatnonzero(varies)
     if kind == "linear":
@@ -165,7 +186,10 @@ def sent(kind: str, model: tuple[Any, np.ndarray], K: int) -> dict[str, Tensor]:
         elif K == 1:
             weight[0, used], bias[0] = box.coef_, box.intercept_
         elif len(box.classes_) == 2:
-            weight[box.classes_[1], used], bias[box.classes_] = box.coef_[0], (0.0, box.intercept_[0])
+            weight[box.classes_[1], used], bias[box.classes_] = (
+                box.coef_[0],
+                (0.0, box.intercept_[0]),
+            )
         else:
             weight[np.ix_(box.classes_, used)], bias[box.classes_] = box.coef_, box.intercept_
         return tensors(weight=weight, bias=bias)
@@ -173,14 +197,21 @@ def sent(kind: str, model: tuple[Any, np.ndarray], K: int) -> dict[str, Tensor]:
         leaf = predicted((box, varies), np.zeros((1, len(varies)), np.float32), K)
         end = np.full(1, -1, np.int32)
         return tensors(
-            root=np.zeros(1, np.int32), left=end, right=end, feature=end, threshold=np.zeros(1), value=leaf.astype("f4")
+            root=np.zeros(1, np.int32),
+            left=end,
+            right=end,
+            feature=end,
+            threshold=np.zeros(1),
+            value=leaf.astype("f4"),
         )
     parts, roots, at = list[dict[str, np.ndarray]](), list[int](), 0
     for one in (each.tree_ for each in box.estimators_):
         inner = one.children_left >= 0
         value = np.zeros((one.node_count, K), np.float32)
         found = one.value[:, 0]
-        value[:, np.arange(K) if K == 1 else box.classes_] = found if K == 1 else found / found.sum(1, keepdims=True)
+        value[:, np.arange(K) if K == 1 else box.classes_] = (
+            found if K == 1 else found / found.sum(1, keepdims=True)
+        )
         parts.append(
             {
                 "left": np.where(inner, one.children_left + at, -1),
@@ -216,7 +247,9 @@ def problem(kind: str, model: Mapping[str, Tensor], p: int) -> str:
 
 
 def prediction_of(kind: str, model: Mapping[str, Tensor], x: np.ndarray) -> np.ndarray:
-    """Probabilities (n, K), or numbers (n, 1), by a model that `sent` has made, of columns x (n, p)."""
+    """Probabilities (n, K), or numbers (n, 1), by a model that `sent` has made, of columns x (n,
+    p).
+    """
     tree = arrays(model)
     if kind == "linear":
         found: np.ndarray = x.astype(np.float64) @ tree["weight"].T + tree["bias"]
@@ -244,6 +277,10 @@ def _of_trees(tree: Mapping[str, np.ndarray], x: np.ndarray) -> np.ndarray:
 
 
 def mean_of(kinds: Sequence[str], models: Sequence[Mapping[str, Any]], x: np.ndarray) -> np.ndarray:
-    """The mean prediction of these kinds of models of all owners, each kind with the same weight."""
-    found: np.ndarray = np.mean([prediction_of(kind, one[kind], x) for kind in kinds for one in models], axis=0)
+    """The mean prediction of these kinds of models of all owners, each kind with the
+    same weight.
+    """
+    found: np.ndarray = np.mean(
+        [prediction_of(kind, one[kind], x) for kind in kinds for one in models], axis=0
+    )
     return found

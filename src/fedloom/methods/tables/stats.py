@@ -1,7 +1,9 @@
-"""Table 1 over owners: rows, missing values, means, s.d., quartiles, words and drift, from sums alone, in one round.
+"""Table 1 over owners: rows, missing values, means, s.d., quartiles, words and drift, from sums
+alone, in one round.
 
-Paper: none; drift between owners is the share η² of one-way analysis of variance (R. A. Fisher, "Statistical Methods
-for Research Workers", 1925), and for words V of H. Cramér, "Mathematical Methods of Statistics", 1946.
+Paper: none; drift between owners is the share η² of one-way analysis of variance (R. A. Fisher,
+"Statistical Methods for Research Workers", 1925), and for words V of H. Cramér, "Mathematical
+Methods of Statistics", 1946.
 
     round     owners: for each column of numbers its known values, the sums of x and of x²;
               for each category the rows c of each word, and c²/n; rows by class                         | sums alone
@@ -10,15 +12,16 @@ for Research Workers", 1925), and for words V of H. Cramér, "Mathematical Metho
               twice: owners: for each quartile rows in 8 parts of its cell, the next cells               | sums alone
     end       mean, s.d., quartiles; drift between owners with its p-value
 
-Sums of numbers are exact, so that means and s.d. are those of all rows together, rounded once. Quartiles are within a
-thousandth of a s.d. of a value that has a quarter of the rows below it.
+Sums of numbers are exact, so that means and s.d. are those of all rows together, rounded once.
+Quartiles are within a thousandth of a s.d. of a value that has a quarter of the rows below it.
 
-Nobody sends a minimum, a maximum or a value. Counts below `min_cell` are shown as such, and so is a second word where
-its count would tell the first; quartiles need four times as many rows. The server learns the sums, exactly: secure sums
-hide each owner's. As a model, it predicts the classes' shares, or the mean.
+Nobody sends a minimum, a maximum or a value. Counts below `min_cell` are shown as such, and so is a
+second word where its count would tell the first; quartiles need four times as many rows. The server
+learns the sums, exactly: secure sums hide each owner's. As a model, it predicts the classes'
+    shares, or the mean.
 
 Messages: sums up, several in one word where they are small; ends of stretches down.
-"""
+"""  # noqa: E501
 
 from collections.abc import Iterator, Sequence
 from typing import Any, final
@@ -95,7 +98,9 @@ class StatsConfig(MethodConfig):
 
 @final
 class StatsClient(Party[StatsConfig]):
-    """An owner of rows. `shares` (K,) are those of the classes, or (1,) the mean of a standardized number."""
+    """An owner of rows. `shares` (K,) are those of the classes, or (1,) the mean of a standardized
+    number.
+    """
 
     ROLE = "client"
     STATE = ("shares",)
@@ -137,21 +142,33 @@ class StatsClient(Party[StatsConfig]):
         )
 
     def cells(self, *, column: Tensor, mean: Tensor, sd: Tensor, most: int) -> dict[str, Tensor]:
-        """Of each column (q,) the `UNIT`s of n (own mean - mean)²/s.d.²; and the rows (q, 16) below the stretch around
-        the mean, and in all of its cells but the last one."""
+        """Of each column (q,) the `UNIT`s of n (own mean - mean)²/s.d.²; and the rows (q, 16) below
+        the stretch around the mean, and in all of its cells but the last one.
+        """
         numbers, found, between = numbers_of(self), [], []
         for f, m, s in zip(column.tolist(), mean.tolist(), sd.tolist(), strict=True):
             values = known_of(numbers[f])
             apart = float((values - m).sum()) / s
             between.append(int(apart * apart / max(len(values), 1) / UNIT))
-            found.append(rows_below(values, ends_of_cells(m - FARTHEST * s, m + FARTHEST * s, CELLS)[:-1]))
-        return tensors(between=np.array(between, np.int64), rows=bundled(np.diff(found, prepend=0).ravel(), most))
+            found.append(
+                rows_below(values, ends_of_cells(m - FARTHEST * s, m + FARTHEST * s, CELLS)[:-1])
+            )
+        return tensors(
+            between=np.array(between, np.int64),
+            rows=bundled(np.diff(found, prepend=0).ravel(), most),
+        )
 
-    def finer(self, *, column: Tensor, low: Tensor, high: Tensor, parts: int, most: int) -> dict[str, Tensor]:
-        """The rows (q, parts - 1) of each column (q,) in all parts but the last one of the cell from low to high."""
+    def finer(
+        self, *, column: Tensor, low: Tensor, high: Tensor, parts: int, most: int
+    ) -> dict[str, Tensor]:
+        """The rows (q, parts - 1) of each column (q,) in all parts but the last one of the cell
+        from low to high.
+        """
         numbers = numbers_of(self)
         ends = zip(column.tolist(), low.tolist(), high.tolist(), strict=True)
-        found = [rows_below(known_of(numbers[f]), ends_of_cells(a, b, parts)[:-1]) for f, a, b in ends]
+        found = [
+            rows_below(known_of(numbers[f]), ends_of_cells(a, b, parts)[:-1]) for f, a, b in ends
+        ]
         return tensors(rows=bundled(np.diff(found).ravel(), most))
 
     def learn(self, *, shares: Tensor) -> None:
@@ -177,12 +194,16 @@ class StatsServer(Party[StatsConfig]):
         self.found: dict[str, Any] = {}
 
     def of(self, sums: Any) -> dict[str, Any]:
-        """What the summed `moments` say, by name: known values, owners that have any, owners whose sums had no room,
-        sums and squares of numbers; rows, c²/n, and owners with any, of the words; all rows."""
+        """What the summed `moments` say, by name: known values, owners that have any, owners whose
+        sums had no room, sums and squares of numbers; rows, c²/n, and owners with any, of the
+        words; all rows.
+        """
         p, v, listed = sizes(self)
         counts = untwined(sums["counts"].numpy(), 3 * p + v + listed + 1)
         parts = np.split(counts, np.cumsum([p, p, p, v, listed]))
-        named = dict(zip(("known", "owners", "wide", "words", "having", "rows"), parts, strict=True))
+        named = dict(
+            zip(("known", "owners", "wide", "words", "having", "rows"), parts, strict=True)
+        )
         return {**tensors(**named), **{name: sums[name] for name in ("sums", "squares", "shares")}}
 
     def findings(self) -> Sequence[LearnedTable]:
@@ -190,7 +211,9 @@ class StatsServer(Party[StatsConfig]):
         if not self.found:
             return ()
         least, whole = self.cfg.min_cell, int(self.found["rows"])
-        known, quarters, spreads = (x.tolist() for x in (self.found["known"], self.found["quartiles"], self.spreads()))
+        known, quarters, spreads = (
+            x.tolist() for x in (self.found["known"], self.found["quartiles"], self.spreads())
+        )
         numbers: list[tuple[str | float | None, ...]] = []
         about = zip(number_columns(self), offsets(self), known, quarters, spreads, strict=True)
         for name, offset, n, quartile, (mean, sd, *drift) in about:
@@ -198,14 +221,20 @@ class StatsServer(Party[StatsConfig]):
             cells = [offset + mean, sd, *hidden, *drift] if n >= least else [None] * 7
             numbers.append((name, *masked([n, whole - n], least), *map(finite, cells)))
         words: list[tuple[str | float | None, ...]] = []
-        for (name, listed), (counts, *drift) in zip(categories(self), self.associations(), strict=True):
+        for (name, listed), (counts, *drift) in zip(
+            categories(self), self.associations(), strict=True
+        ):
             of_words = sum(counts)
             *each, lacking = masked([*counts, whole - of_words], least)
             for word, rows, cell in zip(listed, counts, each, strict=True):
                 if word == "?" and not rows:  # missing words are counted below
                     continue
                 # a share of words tells their number, and so how many are missing
-                share = None if isinstance(cell, str) or isinstance(lacking, str) else rows / max(of_words, 1)
+                share = (
+                    None
+                    if isinstance(cell, str) or isinstance(lacking, str)
+                    else rows / max(of_words, 1)
+                )
                 words.append((name, word, cell, share, *map(finite, drift)))
             if name != CLASS:
                 words.append((name, "missing", lacking, None, None, None))
@@ -223,11 +252,15 @@ class StatsServer(Party[StatsConfig]):
         total = opened(found["sums"].numpy(), LOWEST, BITS, parties)
         squares = opened(found["squares"].numpy(), LOWEST_SQUARE, BITS_SQUARE, parties)
         between = found["between"].tolist() if "between" in found else [0] * len(total)
-        rows = zip(found["known"].tolist(), found["owners"].tolist(), total, squares, between, strict=True)
+        rows = zip(
+            found["known"].tolist(), found["owners"].tolist(), total, squares, between, strict=True
+        )
         return np.array([spread(*one) for one in rows], float).reshape(-1, 4)
 
     def constant(self) -> Tensor:
-        """The shares (K,) of classes, to each of which a row is added, or the mean (1,) of a standardized number."""
+        """The shares (K,) of classes, to each of which a row is added, or the mean (1,) of a
+        standardized number.
+        """
         target = self.context.target
         if target is not None:
             mean: Tensor = torch.from_numpy(target.standardized(self.spreads()[-1:, 0])).double()
@@ -253,7 +286,11 @@ CLASS, TARGET = "class", "number to predict"
 
 def number_columns(party: Party[object]) -> list[str]:
     """The names (p,) of the columns of numbers, with the number to predict."""
-    names = [name for name, words in zip(party.context.columns, party.context.words, strict=True) if not words]
+    names = [
+        name
+        for name, words in zip(party.context.columns, party.context.words, strict=True)
+        if not words
+    ]
     return [*names, *([TARGET] if party.context.target else [])]
 
 
@@ -265,7 +302,9 @@ def categories(party: Party[object]) -> list[tuple[str, Sequence[str]]]:
 
 
 def numbers_of(party: Party[object]) -> list[np.ndarray]:
-    """The party's numbers, p columns (n,) float32 or float64, NaN where missing: see `number_columns`."""
+    """The party's numbers, p columns (n,) float32 or float64, NaN where missing: see
+    `number_columns`.
+    """
     rows, target = party.context.rows, party.context.target
     every = torch.arange(len(rows), device=party.context.device)
     x = rows.x(every).flatten(1).cpu().numpy()  # not kept: tables may be large
@@ -274,11 +313,17 @@ def numbers_of(party: Party[object]) -> list[np.ndarray]:
 
 
 def words_of(party: Party[object]) -> list[tuple[np.ndarray, int]]:
-    """The words (n,) of each of the party's categories, -1 where missing, with their count: see `categories`."""
+    """The words (n,) of each of the party's categories, -1 where missing, with their count: see
+    `categories`.
+    """
     rows, listed = party.context.rows, list(enumerate(party.context.words))
     every = torch.arange(len(rows), device=party.context.device)
     x, y = rows.x(every).flatten(1).cpu().numpy(), rows.y(every).cpu().numpy()
-    found = [(np.where(np.isnan(x[:, f]), -1, x[:, f]).astype(np.int64), len(words)) for f, words in listed if words]
+    found = [
+        (np.where(np.isnan(x[:, f]), -1, x[:, f]).astype(np.int64), len(words))
+        for f, words in listed
+        if words
+    ]
     return found if party.context.target is not None else [*found, (y, party.context.classes)]
 
 
@@ -289,42 +334,63 @@ def sizes(party: Party[object]) -> tuple[int, int, int]:
 
 
 def expected(party: Party[object]) -> dict[str, Shape]:
-    """The template of `moments`: counts, two in one word; digits of the sums and squares of numbers; c²/n of words."""
+    """The template of `moments`: counts, two in one word; digits of the sums and squares of
+    numbers; c²/n of words.
+    """
     p, v, listed = sizes(party)
     counts = Shape("int64", -(-(3 * p + v + listed + 1) // 2))
-    return {"counts": counts, **of_sums(party, p, *few_bits(party.context.parties)), "shares": Shape("int64", v)}
+    return {
+        "counts": counts,
+        **of_sums(party, p, *few_bits(party.context.parties)),
+        "shares": Shape("int64", v),
+    }
 
 
 def of_sums(party: Party[object], columns: int, bits: int, bits_square: int) -> dict[str, Shape]:
     """The template of sums and squares with this many bits."""
     room = {"sums": bits, "squares": bits_square}
-    return {name: Shape("int64", columns, digits(size, party.context.parties)[0]) for name, size in room.items()}
+    return {
+        name: Shape("int64", columns, digits(size, party.context.parties)[0])
+        for name, size in room.items()
+    }
 
 
-# -- the round -----------------------------------------------------------------------------------------------------
+# -- the round -------------------------------------------------------------------------------------
 
 
 def widen(fed: Federation, server: StatsServer, clients: Sequence[int]) -> bool:
-    """Give all sums room for float32 numbers, and ask for those that had none; False if an owner's are missing."""
+    """Give all sums room for float32 numbers, and ask for those that had none; False if an owner's
+    are missing.
+    """
     column, parties = server.found["wide"].nonzero()[:, 0], server.context.parties
     values: Any = of_sums(server, 0, BITS, BITS_SQUARE)
     values = {name: np.zeros(shape.dims, np.int64) for name, shape in values.items()}
     if len(column):
         expect = of_sums(server, len(column), BITS, BITS_SQUARE)
-        found = fed.total(clients, "wide", shared={"column": column}, expect=expect, min_replies=len(clients))
+        found = fed.total(
+            clients, "wide", shared={"column": column}, expect=expect, min_replies=len(clients)
+        )
         if found is None:
             return False
         values = {name: x.numpy() for name, x in found.value.items()}
     room, at = {"sums": BITS, "squares": BITS_SQUARE}, column.numpy()
-    wide = {name: wider(server.found[name].numpy(), size, parties, at, values[name]) for name, size in room.items()}
+    wide = {
+        name: wider(server.found[name].numpy(), size, parties, at, values[name])
+        for name, size in room.items()
+    }
     server.found = {**server.found, **tensors(**wide)}
     return True
 
 
-def quartiles(fed: Federation, server: StatsServer, clients: Sequence[int]) -> dict[str, Tensor] | None:
-    """The quartiles (p, 3) of the numbers, and `between` (p,): see `cells`. None if an owner's sums are missing."""
+def quartiles(
+    fed: Federation, server: StatsServer, clients: Sequence[int]
+) -> dict[str, Tensor] | None:
+    """The quartiles (p, 3) of the numbers, and `between` (p,): see `cells`. None if an owner's sums
+    are missing.
+    """
     (mean, sd), n = server.spreads().T[:2], server.found["known"].numpy()
-    out, between = np.repeat(np.where(n > 0, mean, 0)[:, None], 3, axis=1), np.zeros(len(n), np.int64)
+    out = np.repeat(np.where(n > 0, mean, 0)[:, None], 3, axis=1)
+    between = np.zeros(len(n), np.int64)
     column = np.flatnonzero((n > 1) & (sd > 0))
     if not len(column):
         return tensors(quartiles=out, between=between)
@@ -341,7 +407,8 @@ def quartiles(fed: Federation, server: StatsServer, clients: Sequence[int]) -> d
         return None
     between[column] = found.value["between"].numpy()
     rows = unbundled(found.value["rows"].numpy(), len(column) * CELLS, most).reshape(-1, CELLS)
-    ends = []  # of each quartile: column, quartile, ends of its cell, rows of the column below and in it
+    # of each quartile: column, quartile, ends of its cell, rows of the column below and in it
+    ends = []
     for f, counts in zip(column, rows, strict=True):
         cells = ends_of_cells(mean[f] - FARTHEST * sd[f], mean[f] + FARTHEST * sd[f], CELLS)
         below = np.append(counts.cumsum(), n[f])
@@ -352,7 +419,9 @@ def quartiles(fed: Federation, server: StatsServer, clients: Sequence[int]) -> d
         found = fed.total(clients, "finer", **asked(len(ends) * (k - 1), most, cell))
         if found is None:
             return None
-        counted = unbundled(found.value["rows"].numpy(), len(ends) * (k - 1), most).reshape(-1, k - 1)
+        counted = unbundled(found.value["rows"].numpy(), len(ends) * (k - 1), most).reshape(
+            -1, k - 1
+        )
         for i, ((f, q, a, b, before, held), counts) in enumerate(zip(ends, counted, strict=True)):
             below = before + np.concatenate([[0], counts.cumsum(), [held]])
             ends[i] = (f, q, *cell_of(QUARTILES[q] * n[f], ends_of_cells(a, b, k), below))
@@ -361,11 +430,15 @@ def quartiles(fed: Federation, server: StatsServer, clients: Sequence[int]) -> d
     return tensors(quartiles=out, between=between)
 
 
-def round(fed: Federation, server: StatsServer, clients: Sequence[int], cfg: StatsConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: StatsServer, clients: Sequence[int], cfg: StatsConfig, t: int
+) -> Iterator[str]:
     """All sums, in the first round."""
     if server.found:
         return
-    sums = fed.total(clients, "moments", shared={"t": t}, expect=expected(server), min_replies=len(clients))
+    sums = fed.total(
+        clients, "moments", shared={"t": t}, expect=expected(server), min_replies=len(clients)
+    )
     if sums is None:
         return
     server.found = server.of(sums.value)
@@ -383,7 +456,8 @@ def round(fed: Federation, server: StatsServer, clients: Sequence[int], cfg: Sta
 METHODS = (
     Method(
         name="stats",
-        title="Table 1 over owners: means, quartiles, words and drift from sums; predicts the classes' shares",
+        title="Table 1 over owners: means, quartiles, words and drift from sums; predicts the "
+        "classes' shares",
         paper="H. Cramér: Mathematical Methods of Statistics, 1946",
         family="tables",
         config=StatsConfig,

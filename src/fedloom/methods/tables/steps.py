@@ -1,7 +1,9 @@
-"""Steps of federated trees: the agreement on bins, the state of owners and server, and predictions, as functions.
+"""Steps of federated trees: the agreement on bins, the state of owners and server, and predictions,
+as functions.
 
-Everything that owners send is a sum of integers, added by `Federation.total`, so the model has the same bits however
-rows are split over owners; see `fedloom.trees`. State and messages are trees of tensors; the functions here convert.
+Everything that owners send is a sum of integers, added by `Federation.total`, so the model has the
+same bits however rows are split over owners; see `fedloom.trees`. State and messages are trees of
+tensors; the functions here convert.
 """
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -44,11 +46,13 @@ class OwnModels(BaseModel):
     """Models of the owner's own rows, beside the joint model."""
 
     own: tuple[Literal["linear", "forest", "boosting"], ...] = ()
-    """Models of an owner's own rows alone, whose mean it mixes with the joint model by `own_weight`. Nobody receives
-    them."""
+    """Models of an owner's own rows alone, whose mean it mixes with the joint model by
+    `own_weight`. Nobody receives them.
+    """
     own_weight: float | tuple[float, ...] = 0.5
-    """With `own`, or `mix` above 0: the weight of an owner's own models in its predictions, from 0 to 1, or one for
-    each owner."""
+    """With `own`, or `mix` above 0: the weight of an owner's own models in its predictions, from 0
+    to 1, or one for each owner.
+    """
 
     @field_validator("own_weight")
     @classmethod
@@ -61,7 +65,9 @@ class OwnModels(BaseModel):
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if self.own and getattr(self, "mix", None):
-            raise ValueError("own and mix both name models of the owner's own rows: leave one of them out")
+            raise ValueError(
+                "own and mix both name models of the owner's own rows: leave one of them out"
+            )
         return self
 
 
@@ -88,7 +94,8 @@ def own_weight(party: MixesOwn) -> float:
         return float(own)
     if len(own) != parties:
         raise MethodError(
-            f"params.own_weight has {len(own)} weights for {parties} owners: give one for each, or one for all"
+            f"params.own_weight has {len(own)} weights for {parties} owners: give one for each, "
+            "or one for all"
         )
     return float(own[party.context.id])
 
@@ -108,8 +115,9 @@ class TreesConfig(OwnModels, MethodConfig):
     bins: int = Field(64, ge=4, le=binning.MOST_BINS)
     """The most bins of a column: one for missing values, the others with equally many rows."""
     owner_column: bool = False
-    """Whether the owner is a category like others, so that some trees treat owners differently. The coordinator then
-    learns the owner of each count."""
+    """Whether the owner is a category like others, so that some trees treat owners differently. The
+    coordinator then learns the owner of each count.
+    """
 
     def local_steps_of(self, rows: int) -> None:
         """None: trees have no optimizer steps."""
@@ -129,7 +137,9 @@ class TreesConfig(OwnModels, MethodConfig):
 
 
 class TreesParty(Protocol):
-    """A party with agreed bins and the trees over them, as messages: `layout` is {} before the first."""
+    """A party with agreed bins and the trees over them, as messages: `layout` is {} before the
+    first.
+    """
 
     layout: dict[str, Any]
     trees: dict[str, Tensor]
@@ -150,14 +160,15 @@ class TreesOwner(TreesParty, Protocol):
 
 
 class TreesServer(TreesParty, Protocol):
-    """The server: `known` (parties,) are the trees that each owner has, -1 before its first message; `gains` (F,) those
-    of all splits by column."""
+    """The server: `known` (parties,) are the trees that each owner has, -1 before its first
+    message; `gains` (F,) those of all splits by column.
+    """
 
     known: Tensor
     gains: Tensor
 
 
-# -- trees of tensors and arrays ----------------------------------------------------------------------------------
+# -- trees of tensors and arrays -------------------------------------------------------------------
 
 
 def tensors(**arrays: np.ndarray) -> dict[str, Tensor]:
@@ -181,7 +192,9 @@ def layout_tree(layout: Bins) -> dict[str, Tree]:
 def layout_of(tree: Mapping[str, Any]) -> Bins:
     """The bins of a message."""
     found = arrays({name: x for name, x in tree.items() if name != "sha256"})
-    return Bins(tuple(np.split(found["edges"], np.cumsum(found["lengths"])[:-1])), found["category"])
+    return Bins(
+        tuple(np.split(found["edges"], np.cumsum(found["lengths"])[:-1])), found["category"]
+    )
 
 
 def trees_tree(trees: Trees) -> dict[str, Tensor]:
@@ -218,8 +231,9 @@ def extended(model: Mapping[str, Tensor], news: Trees) -> dict[str, Tensor]:
 
 
 def exponents(x: np.ndarray) -> np.ndarray:
-    """How many numbers of x (n,) have each exponent, (256,) int64: those of place e > 1 are below 2^(e - 127) and not
-    below half of it; those of place 1 are smaller, and those of place 0 are 0."""
+    """How many numbers of x (n,) have each exponent, (256,) int64: those of place e > 1 are below
+    2^(e - 127) and not below half of it; those of place 1 are smaller, and those of place 0 are 0.
+    """
     place = np.where(x == 0, 0, np.where(np.isinf(x), 255, (np.frexp(x)[1] + 127).clip(1, 255)))
     return np.bincount(place, minlength=256).astype(np.int64)
 
@@ -229,10 +243,12 @@ def largest_exponent(counts: np.ndarray) -> int:
     return int(np.flatnonzero(counts)[-1]) - 127 if counts.any() else 0
 
 
-# -- an owner -----------------------------------------------------------------------------------------------------
+# -- an owner --------------------------------------------------------------------------------------
 
 _KEPT: WeakKeyDictionary[Any, dict[str, tuple[str, Any]]] = WeakKeyDictionary()
-"""What an owner computes from its rows alone, by its context and a name, so that it is computed once in a process."""
+"""What an owner computes from its rows alone, by its context and a name, so that it is computed
+once in a process.
+"""
 
 
 def kept(owner: Any, name: str, key: str, make: Callable[[], T]) -> T:
@@ -255,7 +271,9 @@ class Binned:
 
 
 def columns(party: TreesParty, x: Tensor) -> np.ndarray:
-    """The columns (n, F) float32 of rows x (n, ...), with the party's number as the last one if the config says so."""
+    """The columns (n, F) float32 of rows x (n, ...), with the party's number as the last one if the
+    config says so.
+    """
     values: np.ndarray = x.flatten(1).float().cpu().numpy()
     if not party.cfg.owner_column:
         return values
@@ -272,7 +290,9 @@ def own_labels(party: TreesParty) -> np.ndarray:
 
     def make() -> np.ndarray:
         rows = party.context.rows
-        labels: np.ndarray = rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
+        labels: np.ndarray = (
+            rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
+        )
         return labels
 
     return kept(party.context, "labels", "", make)
@@ -287,7 +307,9 @@ def own_rows(party: TreesParty) -> np.ndarray:
     """The party's own rows (K,) by class, or (256,) by exponent of the number to predict."""
     y = own_labels(party)
     counts: np.ndarray = (
-        exponents(y) if party.context.target is not None else np.bincount(y, minlength=row_kinds(party))
+        exponents(y)
+        if party.context.target is not None
+        else np.bincount(y, minlength=row_kinds(party))
     )
     return counts
 
@@ -303,14 +325,18 @@ def binned(party: TreesParty) -> Binned:
     return kept(party.context, "binned", party.layout["sha256"], make)
 
 
-def segments(party: TreesParty, *, column: Tensor, start: Tensor, size: int, parts: int) -> dict[str, Tensor]:
+def segments(
+    party: TreesParty, *, column: Tensor, start: Tensor, size: int, parts: int
+) -> dict[str, Tensor]:
     """The party's rows (p, parts) in segments of keys: see `fedloom.trees.bins`.
 
     Raises:
         MessageError: the bins are agreed, or these are no segments of the agreement.
     """
     if party.layout or binning.SIZES.get(size) != parts:
-        raise MessageError("segments are counted before the bins are agreed, in the sizes of the agreement")
+        raise MessageError(
+            "segments are counted before the bins are agreed, in the sizes of the agreement"
+        )
 
     def make() -> list[np.ndarray]:
         return [np.sort(binning.keys(values[~np.isnan(values)])) for values in own_columns(party).T]
@@ -320,7 +346,8 @@ def segments(party: TreesParty, *, column: Tensor, start: Tensor, size: int, par
 
 
 def take_layout(party: TreesParty, layout: Mapping[str, Any] | None) -> None:
-    """Take the agreed bins, once in a run: with other bins in each round a coordinator would find each row's values.
+    """Take the agreed bins, once in a run: with other bins in each round a coordinator would find
+    each row's values.
 
     Raises:
         MessageError: there are others already, or they do not fit the party's columns.
@@ -329,21 +356,26 @@ def take_layout(party: TreesParty, layout: Mapping[str, Any] | None) -> None:
         return
     new = layout_of(layout)
     category = [*map(bool, party.context.words), *[True] * party.cfg.owner_column]
-    if problem := new.problem(category, party.cfg.bins) or (party.layout and "a run has one set of bins"):
+    if problem := new.problem(category, party.cfg.bins) or (
+        party.layout and "a run has one set of bins"
+    ):
         raise MessageError(f"{problem}; keep those that were agreed")
     party.layout = layout_tree(new)
 
 
 def offsets(party: Party[object]) -> list[float]:
-    """What was subtracted from each of the party's columns of numbers when they were read, 0 of a number to predict."""
+    """What was subtracted from each of the party's columns of numbers when they were read, 0 of a
+    number to predict.
+    """
     c = party.context
     every = zip(c.offset or (0.0,) * len(c.words), c.words, strict=True)
     return [*(offset for offset, words in every if not words), *([0.0] if c.target else [])]
 
 
 def words_of(party: TreesParty, *, sizes: Tensor) -> dict[str, Tensor]:
-    """The party's rows with each word, (sum of sizes,): one category after the other. `sizes` (F,) has the number of
-    words of a category, and 0 for numbers."""
+    """The party's rows with each word, (sum of sizes,): one category after the other. `sizes` (F,)
+    has the number of words of a category, and 0 for numbers.
+    """
     found = [np.empty(0, np.int64)]
     for values, size in zip(own_columns(party).T, sizes.tolist(), strict=True):
         if size:
@@ -353,7 +385,9 @@ def words_of(party: TreesParty, *, sizes: Tensor) -> dict[str, Tensor]:
 
 
 def move(party: TreesOwner, splits: Mapping[str, Tensor]) -> None:
-    """Move the party's rows to the children of the nodes that were split, in a new `node` (T, n)."""
+    """Move the party's rows to the children of the nodes that were split, in a new
+    `node` (T, n).
+    """
     if len(splits["node"]):
         node = party.node.clone()
         splits_of(splits).move(node.numpy(), binned(party).bins)
@@ -361,10 +395,12 @@ def move(party: TreesOwner, splits: Mapping[str, Tensor]) -> None:
 
 
 def catch_up(party: TreesParty, first: int, trees: Mapping[str, Tensor]) -> Trees:
-    """Add the trees from number `first` on, of which the party may have some, to its `trees`; those that it lacked.
+    """Add the trees from number `first` on, of which the party may have some, to its `trees`; those
+    that it lacked.
 
     Raises:
-        MessageError: they cannot predict. It is found without rows, as work that failed by rows would tell of them.
+        MessageError: they cannot predict. It is found without rows, as work that failed by rows
+            would tell of them.
     """
     if not 0 <= first <= len(party.trees["root"]) and len(trees["root"]):
         raise MessageError("new trees follow those that are here")
@@ -405,7 +441,8 @@ _SCORES: MutableMapping[Tensor, tuple[int, str, np.ndarray]] = WeakTensorKeyDict
 def scores(party: TreesParty, x: Tensor, outputs: int) -> np.ndarray:
     """The sums (outputs, n) int64 over the party's `trees` for rows x (n, F).
 
-    They are remembered as long as the tensor `x` lives, because test rows stay the same while trees are added.
+    They are remembered as long as the tensor `x` lives, because test rows stay the same while trees
+    are added.
     """
     model = trees_of(party.trees)
     owner = party.context.id if party.cfg.owner_column else None
@@ -421,11 +458,13 @@ def scores(party: TreesParty, x: Tensor, outputs: int) -> np.ndarray:
     return found
 
 
-# -- the server ---------------------------------------------------------------------------------------------------
+# -- the server ------------------------------------------------------------------------------------
 
 
 def init_server(server: TreesServer) -> None:
-    """Neither bins nor trees. `known` (parties,): the trees that each owner has, -1 before its first message."""
+    """Neither bins nor trees. `known` (parties,): the trees that each owner has, -1 before its
+    first message.
+    """
     server.layout, server.trees = {}, no_trees(1)
     server.known = torch.full((server.context.parties,), -1)
     columns = len(server.context.columns) + server.cfg.owner_column
@@ -437,11 +476,17 @@ def importance(server: TreesServer) -> list[LearnedTable]:
     names = [*server.context.columns, *["owner"] * server.cfg.owner_column]
     shares = (server.gains / server.gains.sum().clamp(min=1e-300)).tolist()
     rows = sorted(zip(names, shares, strict=True), key=lambda row: -row[1])
-    return [LearnedTable("Importance: the share of the gains of all splits", ("Column", "Share"), tuple(rows))]
+    return [
+        LearnedTable(
+            "Importance: the share of the gains of all splits", ("Column", "Share"), tuple(rows)
+        )
+    ]
 
 
 def agree(fed: Federation, server: Party[TreesConfig], clients: Sequence[int]) -> Bins | None:
-    """The bins of all columns, from sums of counts of all owners; None if an owner's count is missing."""
+    """The bins of all columns, from sums of counts of all owners; None if an owner's count is
+    missing.
+    """
     sizes = [*map(len, server.context.words), *[server.context.parties] * server.cfg.owner_column]
     numbers = [f for f, size in enumerate(sizes) if not size]
     agreement = Agreement(numbers, server.cfg.bins)
@@ -449,7 +494,11 @@ def agree(fed: Federation, server: Party[TreesConfig], clients: Sequence[int]) -
         found = fed.total(
             clients,
             "segments",
-            shared={**tensors(column=asked.column, start=asked.start), "size": asked.size, "parts": asked.parts},
+            shared={
+                **tensors(column=asked.column, start=asked.start),
+                "size": asked.size,
+                "parts": asked.parts,
+            },
             expect={"rows": Shape("int64", len(asked.start), asked.parts)},
             min_replies=len(clients),
         )
@@ -460,7 +509,9 @@ def agree(fed: Federation, server: Party[TreesConfig], clients: Sequence[int]) -
     if any(sizes):
         shape = {"rows": Shape("int64", sum(sizes))}
         asked_words = tensors(sizes=np.array(sizes, np.int64))
-        found = fed.total(clients, "words_of", shared=asked_words, expect=shape, min_replies=len(clients))
+        found = fed.total(
+            clients, "words_of", shared=asked_words, expect=shape, min_replies=len(clients)
+        )
         if found is None:
             return None
         by_word = np.split(found.value["rows"].numpy(), np.cumsum(sizes)[:-1])
@@ -479,11 +530,11 @@ def grow(
     shared: dict[str, Tree],
     counts: bool = False,
 ) -> bool:
-    """Grow trees level by level, from the owners' sums of this many statistics; False if an owner was lost, as the
-    owners of a tree must stay the same.
+    """Grow trees level by level, from the owners' sums of this many statistics; False if an owner
+    was lost, as the owners of a tree must stay the same.
 
-    The message of a level has the last splits, and the nodes whose histograms are asked, with their columns if they
-    are drawn, and the bits of their numbers of rows if the statistics are `counts`.
+    The message of a level has the last splits, and the nodes whose histograms are asked, with their
+    columns if they are drawn, and the bits of their numbers of rows if the statistics are `counts`.
     """
     while len(trees.asked):
         asked = {"asked": trees.asked.astype(np.int32), "tree": trees.tree.astype(np.int32)}
@@ -526,11 +577,15 @@ def splits_tree(splits: Splits) -> dict[str, Tensor]:
 def splits_of(tree: Mapping[str, Tensor]) -> Splits:
     """The splits of a message."""
     s = arrays(tree)
-    return Splits(s["node"], s["tree"], s["column"], np.unpackbits(s["left"], axis=1).view(bool), s["child"])
+    return Splits(
+        s["node"], s["tree"], s["column"], np.unpackbits(s["left"], axis=1).view(bool), s["child"]
+    )
 
 
 def news(server: TreesServer, known: int) -> dict[str, Any]:
-    """What a client lacks that has this many trees, -1 before its first message: the bins, and further trees."""
+    """What a client lacks that has this many trees, -1 before its first message: the bins, and
+    further trees.
+    """
     lacked = trees_tree(trees_of(server.trees).after(max(known, 0)))
     return {"layout": server.layout if known < 0 else None, "first": max(known, 0), "trees": lacked}
 
@@ -538,18 +593,24 @@ def news(server: TreesServer, known: int) -> dict[str, Any]:
 def begin(fed: Federation, server: TreesServer, clients: Sequence[int]) -> tuple[int, ...]:
     """Send each client the bins and trees that it lacks; the clients that have all."""
     now = len(server.trees["root"])
-    if lacking := {i: known for i, known in enumerate(server.known.tolist()) if known < now and i in clients}:
+    if lacking := {
+        i: known for i, known in enumerate(server.known.tolist()) if known < now and i in clients
+    }:
         messages = {known: news(server, known) for known in set(lacking.values())}
         if len(messages) == 1:
             taken = fed.call(lacking, "begin", shared=next(iter(messages.values())), expect=None)
         else:
-            taken = fed.call(lacking, "begin", each={i: messages[k] for i, k in lacking.items()}, expect=None)
+            taken = fed.call(
+                lacking, "begin", each={i: messages[k] for i, k in lacking.items()}, expect=None
+            )
         server.known = server.known.index_fill(0, torch.tensor(list(taken), dtype=torch.long), now)
     return tuple(i for i in clients if int(server.known[i]) == now)
 
 
 def learn(server: TreesServer, trees: Trees, gains: np.ndarray, learned: Iterable[int]) -> None:
-    """Add trees, and the gains (F,) of their splits by column, to the server's; these clients have taken the trees."""
+    """Add trees, and the gains (F,) of their splits by column, to the server's; these clients have
+    taken the trees.
+    """
     server.trees = extended(server.trees, trees)
     server.gains = server.gains + torch.from_numpy(gains)
     known = server.known.clone()

@@ -1,25 +1,27 @@
-"""LASER-VFL: vertical learning in which any set of parties may have a row, in training and in prediction.
+"""LASER-VFL: vertical learning in which any set of parties may have a row, in training and in
+prediction.
 
-P. Valdeira, S. Wang, Y. Chi, "Vertical Federated Learning with Missing Features During Training and Inference", ICLR
-2025, arXiv 2410.22564; its code Valdeira/LASER-VFL, methods/laser.py.
+P. Valdeira, S. Wang, Y. Chi, "Vertical Federated Learning with Missing Features During Training and
+Inference", ICLR 2025, arXiv 2410.22564; its code Valdeira/LASER-VFL, methods/laser.py.
 
-Party k embeds its columns with h_k. The head g classifies the mean of the embeddings of a set S of parties, so that one
-head serves every set. A row that the parties O have, m of them, costs
+Party k embeds its columns with h_k. The head g classifies the mean of the embeddings of a set S of
+parties, so that one head serves every set. A row that the parties O have, m of them, costs
 
     sum over k in O, sum over S with k in S, S within O, of (1 / |S|) l(g(mean of h_i over S), y)
 
-which is sampled: for each k in O and each size j = 1 … m one set S of that size, uniformly among those that contain k,
-with the weight C(m - 1, j - 1) / j. Its expectation is that sum, for m^2 evaluations of the head in place of
-m 2^(m - 1).
+which is sampled: for each k in O and each size j = 1 … m one set S of that size, uniformly among
+those that contain k, with the weight C(m - 1, j - 1) / j. Its expectation is that sum, for m^2
+evaluations of the head in place of m 2^(m - 1).
 
-A party sends zeros for a row that it lacks, and zeros are read as absence: no other message states which parties have a
-row. A party that does not answer is absent for the batch.
+A party sends zeros for a row that it lacks, and zeros are read as absence: no other message states
+which parties have a row. A party that does not answer is absent for the batch.
 
-Differs: there is one head, at the active party, where the paper gives each party a head and hence the labels; its own
-columns are party 0's and may be missing like any other's. The set is drawn for each row; the code draws one for
-a batch. `weighing = "row"` divides a row's cost by 2^m - 1, the sum of its weights, without which rows with more
-parties count more. The head is the network of split learning, where the paper's is linear. A row that nobody has is not
-trained on, and is predicted from zeros.
+Differs: there is one head, at the active party, where the paper gives each party a head and hence
+the labels; its own columns are party 0's and may be missing like any other's. The set is drawn for
+each row; the code draws one for a batch. `weighing = "row"` divides a row's cost by 2^m - 1, the
+sum of its weights, without which rows with more parties count more. The head is the network of
+split learning, where the paper's is linear. A row that nobody has is not trained on, and is
+predicted from zeros.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +50,7 @@ class LaserConfig(steps.SplitConfig):
     """Learning rate of all parties."""
 
 
-# -- sets of parties -----------------------------------------------------------------------------------------------
+# -- sets of parties -------------------------------------------------------------------------------
 
 
 def draw_sets(here: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -61,8 +63,9 @@ def draw_sets(here: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         rng: for B M^3 numbers.
 
     Returns:
-        Sets (B, M, M, M) bool: member i of the set of size j + 1 around party k, at [row, k, j, i]. Their weights
-        (B, M, M), C(m - 1, j) / (j + 1) for the m parties that have the row; 0 where k lacks it or j + 1 > m.
+        Sets (B, M, M, M) bool: member i of the set of size j + 1 around party k, at [row, k, j, i].
+        Their weights (B, M, M), C(m - 1, j) / (j + 1) for the m parties that have the row; 0 where
+        k lacks it or j + 1 > m.
     """
     rows, parties = here.shape
     order = sorted(product(range(parties), repeat=3), key=max)
@@ -70,34 +73,45 @@ def draw_sets(here: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     draws[:, *torch.tensor(order).T] = torch.from_numpy(rng.random((len(order), rows))).T
     draws = draws.to(here.device)
     draws = torch.where(here[:, None, None, :], draws, 2.0)  # who lacks the row comes last
-    draws = draws - 2 * torch.eye(parties, dtype=draws.dtype, device=draws.device)[:, None, :]  # and k itself first
+    # and k itself first
+    draws = draws - 2 * torch.eye(parties, dtype=draws.dtype, device=draws.device)[:, None, :]
     place = draws.argsort(-1).argsort(-1)
     sizes = torch.arange(parties, device=here.device)
     sets = (place <= sizes[:, None]) & here[:, None, None, :]
-    return sets, torch.where(here[:, :, None], subset_weights(here.sum(1), parties)[:, None, :], 0.0)
+    return sets, torch.where(
+        here[:, :, None], subset_weights(here.sum(1), parties)[:, None, :], 0.0
+    )
 
 
 def subset_weights(m: Tensor, parties: int) -> Tensor:
     """C(m - 1, j) / (j + 1) for j = 0 … M - 1 and each m (B,): (B, M) float64, 0 where j >= m."""
     j = torch.arange(parties, device=m.device, dtype=torch.float64)
     top = (m[:, None] - 1).double()
-    logs = torch.lgamma(top.clamp(min=0) + 1) - torch.lgamma(j + 1) - torch.lgamma((top - j).clamp(min=0) + 1)
+    logs = (
+        torch.lgamma(top.clamp(min=0) + 1)
+        - torch.lgamma(j + 1)
+        - torch.lgamma((top - j).clamp(min=0) + 1)
+    )
     return torch.where(j < m[:, None], logs.exp().round() / (j + 1), 0.0)
 
 
 def set_means(parts: Tensor, sets: Tensor) -> Tensor:
-    """The means (B, …, d) of the embeddings (B, M, d) of the members of each set (B, …, M); zeros of an empty set."""
+    """The means (B, …, d) of the embeddings (B, M, d) of the members of each set (B, …, M); zeros
+    of an empty set.
+    """
     members = sets.reshape(len(sets), -1, sets.shape[-1]).to(parts.dtype)
     means = members @ parts / members.sum(-1, keepdim=True).clamp(min=1)
     return means.reshape(*sets.shape[:-1], parts.shape[-1])
 
 
 def present(parts: Tensor) -> Tensor:
-    """(B, M) bool, which parties have each row: those whose embedding (B, M, d) is not all zeros."""
+    """(B, M) bool, which parties have each row: those whose embedding (B, M, d) is not
+    all zeros.
+    """
     return (parts != 0).any(-1)
 
 
-# -- the parties ---------------------------------------------------------------------------------------------------
+# -- the parties -----------------------------------------------------------------------------------
 
 
 @final
@@ -117,7 +131,9 @@ class LaserPassive(Party[LaserConfig]):
         return steps.embed_batch(self, number, step)
 
     def update(self, *, number: int, step: int, cut: Tensor) -> None:
-        """Backward from the cut: one step along the gradient (B, d) of the loss by what was sent."""
+        """Backward from the cut: one step along the gradient (B, d) of the loss by
+        what was sent.
+        """
         steps.backward(self, number=number, step=step, cut=cut)
 
     def contribution(self, *, on: str) -> Tensor:
@@ -137,7 +153,9 @@ class LaserActive(Party[LaserConfig]):
         self.network(steps.top_model(self, self.cfg.embedding_dim), self.cfg.optimize(active=True))
 
     def cost(self, parts: Tensor, y: Tensor, rng: np.random.Generator) -> Tensor:
-        """The sampled cost () of a batch: the mean over its rows (B, M, d), y (B,) that somebody has."""
+        """The sampled cost () of a batch: the mean over its rows (B, M, d), y (B,) that somebody
+        has.
+        """
         here = present(parts)
         sets, weights = draw_sets(here, rng)
         if self.cfg.weighing == "row":
@@ -147,14 +165,17 @@ class LaserActive(Party[LaserConfig]):
         losses = self.context.task.loss(outputs, y[used.nonzero()[:, 0]], "none")
         return (losses * weights[used].to(losses.dtype)).sum() / here.any(1).sum()
 
-    def learn(self, parts: Mapping[int, Tensor], number: int, step: int) -> dict[int, dict[str, Tensor]]:
+    def learn(
+        self, parts: Mapping[int, Tensor], number: int, step: int
+    ) -> dict[int, dict[str, Tensor]]:
         """One step of the head; the gradient (B, d) for each party that has a row of the batch."""
         embedded = steps.joint(parts)
         who = {m: bool(has) for m, has in zip(parts, present(embedded).any(0), strict=True)}
         if not any(who.values()):
             return {}
         embedded.requires_grad_()
-        y, rng = steps.labels(self, steps.batch_indices(self, number, step)), self.stream("sets", number, step)
+        y = steps.labels(self, steps.batch_indices(self, number, step))
+        rng = self.stream("sets", number, step)
         self.note("loss", self.minimize(lambda: self.cost(embedded, y, rng)))
         assert embedded.grad is not None
         cuts = dict(zip(parts, embedded.grad.unbind(1), strict=True))
@@ -169,12 +190,18 @@ class LaserActive(Party[LaserConfig]):
         """The gradients (N_a, d) that each party would receive for the aligned rows."""
         parts = steps.joint(contributions).requires_grad_()
         with self.scratch():
-            loss = self.cost(parts, steps.labels(self), self.stream("exposed sets")) * len(parts) / self.cfg.batch_size
+            loss = (
+                self.cost(parts, steps.labels(self), self.stream("exposed sets"))
+                * len(parts)
+                / self.cfg.batch_size
+            )
             (cut,) = torch.autograd.grad(loss, parts)
         return {"gradients": dict(zip(contributions, cut.unbind(1), strict=True))}
 
 
-def round(fed: Federation, active: LaserActive, parties: Sequence[int], cfg: LaserConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, active: LaserActive, parties: Sequence[int], cfg: LaserConfig, t: int
+) -> Iterator[str]:
     """Epochs over the aligned rows, with the parties that answer."""
     template = floats(cfg.batch_size, cfg.embedding_dim)
     for number in range(t * cfg.epochs, (t + 1) * cfg.epochs):
@@ -186,14 +213,21 @@ def round(fed: Federation, active: LaserActive, parties: Sequence[int], cfg: Las
     yield "round"
 
 
-PAPER = {"weighing": "paper", "epochs": 1, "batch_size": 128, "lr": 1e-4, "weight_decay": 1e-3, "centered": False}
+PAPER = {
+    "weighing": "paper",
+    "epochs": 1,
+    "batch_size": 128,
+    "lr": 1e-4,
+    "weight_decay": 1e-3,
+    "centered": False,
+}
 
 METHODS = (
     Method(
         name="laser-vfl",
         title="LASER-VFL: any set of parties, in training and in prediction",
-        paper="P. Valdeira et al.: Vertical Federated Learning with Missing Features During Training and Inference, "
-        "ICLR 2025",
+        paper="P. Valdeira et al.: Vertical Federated Learning with Missing Features During "
+        "Training and Inference, ICLR 2025",
         family="vertical",
         config=LaserConfig,
         round=round,

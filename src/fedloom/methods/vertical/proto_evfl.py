@@ -1,31 +1,34 @@
 """Proto-EVFL: vertical learning with unaligned rows, by class prototypes instead of gradients.
 
-Paper: W. Guo, Y. Duan et al., "Proto-EVFL: Enhanced Vertical Federated Learning via Dual Prototype with Extremely
-Unaligned Data". Lines are those of its Algorithm 1. The dual transport cost is that of K. Tanwisuth et al., "A
-Prototype-Oriented Framework for Unsupervised Domain Adaptation", NeurIPS 2021.
+Paper: W. Guo, Y. Duan et al., "Proto-EVFL: Enhanced Vertical Federated Learning via Dual Prototype
+with Extremely Unaligned Data". Lines are those of its Algorithm 1. The dual transport cost is that
+of K. Tanwisuth et al., "A Prototype-Oriented Framework for Unsupervised Domain Adaptation", NeurIPS
+2021.
 
-A round: the active party sends each passive party its class prototypes and the mean class prior. The passive party
-estimates its own prior, moves its extractor so that its unlabeled rows come nearer to prototypes, and replies with its
-prior and the embeddings of the aligned people. From these the active party learns adaptors, gate and classifier, and
-new prototypes. It sends no gradient and no label; docs/vertical.md has what prototypes reveal of labels all the same.
+A round: the active party sends each passive party its class prototypes and the mean class prior.
+The passive party estimates its own prior, moves its extractor so that its unlabeled rows come
+nearer to prototypes, and replies with its prior and the embeddings of the aligned people. From
+these the active party learns adaptors, gate and classifier, and new prototypes. It sends no
+gradient and no label; docs/vertical.md has what prototypes reveal of labels all the same.
 
 Differs (preset `recommended`; `paper` is the printed form where there is one):
-    Equation 6 is printed with p(μ_n) below the line; p(μ_z) is meant, and cancels: a softmax over the batch.
-    Equation 13 is printed for each party alone; the softmax here is over all parties, of weights that all parties'
-        embeddings give.
+    Equation 6 is printed with p(μ_n) below the line; p(μ_z) is meant, and cancels: a softmax over
+    the batch. Equation 13 is printed for each party alone; the softmax here is over all parties, of
+        weights that all parties' embeddings give.
     Equation 10 counts rounds back by two; the prototypes and the prior at hand are used.
     Prototypes of round 0, which the paper leaves open, are class means of the first embeddings.
-    Extractors end by centering (`steps.Extractor`), measured before round 0: without it all features collapse.
-    Similarity is cosine over a temperature. Prototypes are running means: equation 15 as printed grows without bound.
-    Adaptors begin as the identity, so that prototypes and embeddings live in one space. The gate's weights are
+    Extractors end by centering (`steps.Extractor`), measured before round 0: without it all
+    features collapse. Similarity is cosine over a temperature. Prototypes are running means:
+    equation 15 as printed grows without bound. Adaptors begin as the identity, so that prototypes
+    and embeddings live in one space. The gate's weights are
         multiplied by M: a gate that has learned nothing is plain concatenation.
-    Equation 9 takes many rows, not one batch, and the aligned ones among them, and forgets the last estimate; the
-        counts behind γ have one added, or one empty class would make γ 0.
+    Equation 9 takes many rows, not one batch, and the aligned ones among them, and forgets the last
+        estimate; the counts behind γ have one added, or one empty class would make γ 0.
     Local training takes the aligned rows as well, whose labels it does not need.
-    A class without aligned rows has no prototype, and prior 0: so parties learn which classes are missing.
-    τ is a number of steps in lines 6 and 17 and of passes in Table I. Here passive parties make `steps`, the active
-        party `epochs`. `paper` has the tables' values for Fashion-MNIST; for Credit and Adult set `active_lr` to 3e-3,
-        and τ to 9 and 6.
+    A class without aligned rows has no prototype, and prior 0: so parties learn which classes are
+    missing. τ is a number of steps in lines 6 and 17 and of passes in Table I. Here passive parties
+        make `steps`, the active party `epochs`. `paper` has the tables' values for Fashion-MNIST;
+        for Credit and Adult set `active_lr` to 3e-3, and τ to 9 and 6.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,8 +44,9 @@ from fedloom.methods.vertical import proto_evfl_steps as proto
 from fedloom.methods.vertical import steps
 
 LEAST = 1e-7
-"""The smallest mean prior of a class with aligned rows: where it is 0 there is no prototype. A secure sum has steps of
-6e-8, and a median may be 0."""
+"""The smallest mean prior of a class with aligned rows: where it is 0 there is no prototype. A
+secure sum has steps of 6e-8, and a median may be 0.
+"""
 
 
 @final
@@ -57,9 +61,15 @@ class ProtoEVFLPassive(proto.PrototypeParty[proto.ProtoEVFLConfig]):
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""
-        self.network(steps.extractor(self), proto.optimizer(self.cfg, self.cfg.lr, self.cfg.weight_decay))
-        self.prototypes = torch.zeros(self.context.classes, self.cfg.embedding_dim, device=self.context.device)
-        self.prior = torch.full((self.context.classes,), 1 / self.context.classes, device=self.context.device)
+        self.network(
+            steps.extractor(self), proto.optimizer(self.cfg, self.cfg.lr, self.cfg.weight_decay)
+        )
+        self.prototypes = torch.zeros(
+            self.context.classes, self.cfg.embedding_dim, device=self.context.device
+        )
+        self.prior = torch.full(
+            (self.context.classes,), 1 / self.context.classes, device=self.context.device
+        )
 
     def improve(self, *, t: int, prototypes: Tensor, prior: Tensor) -> dict[str, Tensor]:
         """Lines 2-10."""
@@ -68,7 +78,9 @@ class ProtoEVFLPassive(proto.PrototypeParty[proto.ProtoEVFLConfig]):
         self.prior = proto.mixed_prior(self, t, prototypes, self.prior, prior)  # line 4
         with proto.rollback_on_collapse(self, t, self.prototypes, self.prior):  # lines 5-8
             number, everybody = proto.local_steps(self), cfg.local_rows == "all"
-            for x in self.context.unlabeled(t, steps=number, size=cfg.batch_size, aligned=everybody):
+            for x in self.context.unlabeled(
+                t, steps=number, size=cfg.batch_size, aligned=everybody
+            ):
                 self.minimize(self._cost, x)
         return self.improved(t)
 
@@ -76,7 +88,7 @@ class ProtoEVFLPassive(proto.PrototypeParty[proto.ProtoEVFLConfig]):
         return proto.transport_cost(self.model(x), self.prototypes, self.prior, self.cfg)
 
 
-# -- the active party ----------------------------------------------------------------------------------------------
+# -- the active party ------------------------------------------------------------------------------
 
 
 class Fusion(nn.Module):
@@ -95,7 +107,11 @@ class Fusion(nn.Module):
 
     def adapt(self, f: Tensor) -> Tensor:
         """Equation 12: (B, M, d)."""
-        return torch.stack([r(f[:, m]) for m, r in enumerate(self.adaptors)], 1) if len(self.adaptors) else f
+        return (
+            torch.stack([r(f[:, m]) for m, r in enumerate(self.adaptors)], 1)
+            if len(self.adaptors)
+            else f
+        )
 
     def forward(self, f: Tensor) -> Tensor:
         """Logits (B, Z)."""
@@ -151,10 +167,17 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
 
     def _class_means(self, embedded: Tensor) -> Tensor:
         """Class means (M, Z, d) of embeddings (N_a, M, d)."""
-        return torch.stack([class_means(f, steps.labels(self), self.context.classes)[0] for f in embedded.unbind(1)])
+        return torch.stack(
+            [
+                class_means(f, steps.labels(self), self.context.classes)[0]
+                for f in embedded.unbind(1)
+            ]
+        )
 
     def store(self, embedded: Mapping[int, Tensor], priors: Mapping[int, Tensor]) -> None:
-        """Line 11. A party that does not reply counts with its last reply, and with its last valid prior."""
+        """Line 11. A party that does not reply counts with its last reply, and with its last valid
+        prior.
+        """
         latest, latest_priors = self.embedded.clone(), self.priors.clone()
         for m, f in embedded.items():
             latest[:, m] = f
@@ -168,7 +191,9 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
         for number in range(t * self.cfg.epochs, (t + 1) * self.cfg.epochs):
             for step in range(steps.steps_per_pass(self)):
                 rows = steps.batch_indices(self, number, step)
-                self.note("loss", self.minimize(self._loss, self.embedded[rows], steps.labels(self, rows)))
+                self.note(
+                    "loss", self.minimize(self._loss, self.embedded[rows], steps.labels(self, rows))
+                )
 
     def _loss(self, f: Tensor, y: Tensor) -> Tensor:
         return self.context.task.loss(self.model(f), y)  # equation 14
@@ -180,16 +205,20 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
         rho, moved = self.cfg.rho, []
         for mu, f in zip(self.prototypes, adapted.unbind(1), strict=True):
             means, counts = class_means(f, steps.labels(self), self.context.classes)
-            following = mu + rho * means if self.cfg.prototypes == "sum" else torch.lerp(mu, means, rho)
+            following = (
+                mu + rho * means if self.cfg.prototypes == "sum" else torch.lerp(mu, means, rho)
+            )
             moved.append(torch.where(counts[:, None] > 0, following, mu))
         if self.cfg.prototypes != "fixed":
             self.prototypes = torch.stack(moved)
         self.prior = self.mean_prior()
 
     def mean_prior(self) -> Tensor:
-        """The mean prior (Z,), as the run takes means. No class with aligned rows may disappear, and no other appear.
+        """The mean prior (Z,), as the run takes means. No class with aligned rows may disappear,
+        and no other appear.
 
-        It is over all parties: one that does not reply counts with its last prior, and the own columns' is here.
+        It is over all parties: one that does not reply counts with its last prior, and the own
+            columns' is here.
         """
         present, how = self.prior > 0, self.context.aggregator
         found = how.combine(list(self.priors), kind="probabilities")
@@ -198,7 +227,9 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
     def prototypes_for(self, t: int) -> dict[int, dict[str, Tensor]]:
         """The prototypes (Z, d) that each party is sent in round t."""
         kappa = self.cfg.prototype_noise
-        sent = proto.perturbed(self.prototypes, kappa, self.noise([self.prototypes, kappa], "prototype noise", t))
+        sent = proto.perturbed(
+            self.prototypes, kappa, self.noise([self.prototypes, kappa], "prototype noise", t)
+        )
         return {m: {"prototypes": mu} for m, mu in enumerate(sent)}
 
     def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
@@ -206,17 +237,24 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
         return self.infer(steps.joint(contributions))
 
     def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
-        """The prototypes (Z, d) that each party would receive, with noise, from the embeddings (N_a, d) of the aligned
-        people; zeros for classes without aligned rows, which the prior reveals."""
+        """The prototypes (Z, d) that each party would receive, with noise, from the embeddings
+        (N_a, d) of the aligned people; zeros for classes without aligned rows, which the prior
+        reveals.
+        """
         means = self.prototypes if self.begun else self._class_means(steps.joint(contributions))
         kappa = self.cfg.prototype_noise
         sent = proto.perturbed(means, kappa, self.noise([means, kappa], "exposed prototypes"))
-        return {"prototypes": dict(zip(contributions, sent * (self.prior > 0)[:, None], strict=True))}
+        return {
+            "prototypes": dict(zip(contributions, sent * (self.prior > 0)[:, None], strict=True))
+        }
 
 
-def mean_priors(fed: Federation, active: ProtoEVFLActive, parties: Sequence[int]) -> dict[int, Tensor]:
-    """With secure sums: the mean prior (Z,) of the other organizations in place of each one's; and that of the active
-    party's own columns."""
+def mean_priors(
+    fed: Federation, active: ProtoEVFLActive, parties: Sequence[int]
+) -> dict[int, Tensor]:
+    """With secure sums: the mean prior (Z,) of the other organizations in place of each one's; and
+    that of the active party's own columns.
+    """
     expect = floats(active.context.classes)
     near = fed.call([m for m in parties if m in fed.colocated], "estimate", expect=expect)
     found = fed.mean([m for m in parties if m not in fed.colocated], "estimate", expect=expect)
@@ -224,13 +262,19 @@ def mean_priors(fed: Federation, active: ProtoEVFLActive, parties: Sequence[int]
 
 
 def round(
-    fed: Federation, active: ProtoEVFLActive, parties: Sequence[int], cfg: proto.ProtoEVFLConfig, t: int
+    fed: Federation,
+    active: ProtoEVFLActive,
+    parties: Sequence[int],
+    cfg: proto.ProtoEVFLConfig,
+    t: int,
 ) -> Iterator[str]:
     """Algorithm 1 for one t, once all parties have introduced themselves."""
     classes, aligned = active.context.classes, active.context.aligned
     embeddings, secure = floats(aligned, cfg.embedding_dim), fed.aggregator.secure
     if not active.begun:
-        first = fed.call(parties, "introduce", expect=embeddings, min_replies=active.context.parties)
+        first = fed.call(
+            parties, "introduce", expect=embeddings, min_replies=active.context.parties
+        )
         if not first:
             yield "round"
             return
@@ -241,9 +285,13 @@ def round(
         "improve",
         shared={"t": t, "prior": active.prior},
         each={m: prototypes[m] for m in parties},
-        expect={"embedded": embeddings} if secure else {"embedded": embeddings, "prior": floats(classes)},
+        expect={"embedded": embeddings}
+        if secure
+        else {"embedded": embeddings, "prior": floats(classes)},
     )
-    priors = mean_priors(fed, active, parties) if secure else {m: r["prior"] for m, r in replies.items()}
+    priors = (
+        mean_priors(fed, active, parties) if secure else {m: r["prior"] for m, r in replies.items()}
+    )
     active.store({m: r["embedded"] for m, r in replies.items()}, priors)
     active.learn(t)
     active.move_prototypes()
@@ -258,15 +306,27 @@ PAPER_TRAINING = {
     "active_lr": 5e-4,
     "weight_decay": 0.1,
 }
-PAPER_LOCAL = {"centered": False, "local_rows": "unaligned", "prior_rows": 64, "smoothing": 0.0, "rollback": False}
-PAPER_MODEL = {"similarity": "dot", "temperature": 1.0, "adapter": "linear", "gate": "plain", "prototypes": "sum"}
+PAPER_LOCAL = {
+    "centered": False,
+    "local_rows": "unaligned",
+    "prior_rows": 64,
+    "smoothing": 0.0,
+    "rollback": False,
+}
+PAPER_MODEL = {
+    "similarity": "dot",
+    "temperature": 1.0,
+    "adapter": "linear",
+    "gate": "plain",
+    "prototypes": "sum",
+}
 
 METHODS = (
     Method(
         name="proto-evfl",
         title="Proto-EVFL: prototypes down, embeddings up, and unaligned rows used",
-        paper="W. Guo et al.: Proto-EVFL: Enhanced Vertical Federated Learning via Dual Prototype with Extremely "
-        "Unaligned Data, 2025",
+        paper="W. Guo et al.: Proto-EVFL: Enhanced Vertical Federated Learning via Dual Prototype "
+        "with Extremely Unaligned Data, 2025",
         only_classes="it compares prototypes of classes",
         local=EVERY_LOCAL,
         family="vertical",

@@ -1,4 +1,5 @@
-"""Settings and functions of Proto-EVFL, for its page and for prototype students. Equations are the paper's.
+"""Settings and functions of Proto-EVFL, for its page and for prototype students. Equations are the
+paper's.
 
 Shapes: f (n, d) embeddings, mu (Z, d) prototypes, p (Z,) prior, s (n, Z) similarities.
 """
@@ -30,8 +31,9 @@ class ProtoEVFLConfig(MethodConfig):
     embedding_dim: int = Field(64, ge=1)
     """Dimension of an embedding (d)."""
     pca_dim: int = Field(0, ge=0)
-    """How many of them are fixed, whitened principal components of the own rows. They are linear in the columns: a
-    receiver that knows some raw rows can solve for those columns of the others."""
+    """How many of them are fixed, whitened principal components of the own rows. They are linear in
+    the columns: a receiver that knows some raw rows can solve for those columns of the others.
+    """
     centered: bool = True
     """Whether an extractor ends with a centering layer."""
     batch_size: int = Field(64, ge=2)
@@ -39,8 +41,9 @@ class ProtoEVFLConfig(MethodConfig):
     steps: int = Field(25, ge=0)
     """Local steps of a passive party in a round; 0 keeps the initial extractors."""
     local_epochs: int | Literal["epochs"] | None = None
-    """τ of a passive party: as many steps as this many epochs over the rows that it draws from. `epochs` for as many
-    epochs as the active party makes (Table I); None for `steps`."""
+    """τ of a passive party: as many steps as this many epochs over the rows that it draws from.
+    `epochs` for as many epochs as the active party makes (Table I); None for `steps`.
+    """
     epochs: int = Field(3, ge=0)
     """Epochs of the active party over the aligned rows in a round."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
@@ -52,8 +55,10 @@ class ProtoEVFLConfig(MethodConfig):
     weight_decay: float = Field(1e-4, ge=0)
     """Weight decay of the extractors (φ): decoupled with AdamW, L2 regularization with SGD."""
     transport: Literal["both", "forward", "nearest", "optimal"] = "both"
-    """Local loss of a passive party: the transport cost in both directions, or only from rows to prototypes (forward);
-    the cosine cost to the nearest prototype; or the cost of an `optimal` plan (extra `ot`)."""
+    """Local loss of a passive party: the transport cost in both directions, or only from rows to
+    prototypes (forward); the cosine cost to the nearest prototype; or the cost of an `optimal` plan
+    (extra `ot`).
+    """
     similarity: Literal["cosine", "dot"] = "cosine"
     """Similarity of an embedding and a prototype."""
     temperature: float = Field(0.1, gt=0)
@@ -61,7 +66,9 @@ class ProtoEVFLConfig(MethodConfig):
     local_rows: Literal["all", "unaligned"] = "all"
     """Rows on which a passive party trains."""
     prior: Literal["mixed", "local", "uniform"] = "mixed"
-    """Class prior of a passive party: its estimate mixed with the global prior, its estimate alone, or uniform."""
+    """Class prior of a passive party: its estimate mixed with the global prior, its estimate alone,
+    or uniform.
+    """
     prior_rows: int = Field(1500, ge=1)
     """Maximum number of own rows from which the prior is estimated."""
     gamma: float | None = Field(None, ge=0, le=1)
@@ -77,7 +84,9 @@ class ProtoEVFLConfig(MethodConfig):
     prototypes: Literal["mean", "sum", "fixed"] = "mean"
     """Update of prototypes: running mean, sum as printed in the paper, or none."""
     embedding_noise: float = Field(0.0, ge=0)
-    """Standard deviation of Gaussian noise on sent embeddings (κ). Centered embeddings have standard deviation 1."""
+    """Standard deviation of Gaussian noise on sent embeddings (κ). Centered embeddings have
+    standard deviation 1.
+    """
     prototype_noise: float = Field(0.0, ge=0)
     """Standard deviation of Gaussian noise on sent prototypes."""
     rollback: bool = True
@@ -85,7 +94,9 @@ class ProtoEVFLConfig(MethodConfig):
 
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`: embeddings are sent one by one."""
-        return "embeddings are sent one by one" if aggregator.hidden and not aggregator.secure else ""
+        return (
+            "embeddings are sent one by one" if aggregator.hidden and not aggregator.secure else ""
+        )
 
     @field_validator("local_epochs", mode="before")
     @classmethod
@@ -117,9 +128,16 @@ class ProtoEVFLConfig(MethodConfig):
     @property
     def warnings(self) -> dict[str, str]:
         """The warning for a collapse, with its consequence and a remedy."""
-        undone = "its previous extractor was restored" if self.rollback else "set params.rollback=true to undo this"
+        undone = (
+            "its previous extractor was restored"
+            if self.rollback
+            else "set params.rollback=true to undo this"
+        )
         remedy = "lower params.lr" if self.centered else "set params.centered=true"
-        return {"collapsed": f"its embeddings collapsed: they are nearly equal for all rows; {undone}; {remedy}"}
+        return {
+            "collapsed": f"its embeddings collapsed: they are nearly equal for all rows; {undone}; "
+            f"{remedy}"
+        }
 
 
 ProtoT_co = TypeVar("ProtoT_co", bound=ProtoEVFLConfig, covariant=True)
@@ -140,7 +158,7 @@ def local_steps(party: Party[ProtoEVFLConfig]) -> int:
     return math.ceil(epochs * (len(party.data) - left_out) / cfg.batch_size)
 
 
-# -- equations -----------------------------------------------------------------------------------------------------
+# -- equations -------------------------------------------------------------------------------------
 
 
 def similarities(f: Tensor, mu: Tensor, cfg: ProtoEVFLConfig) -> Tensor:
@@ -169,7 +187,9 @@ def to_rows(s: Tensor) -> Tensor:
 
 
 def transport_cost(f: Tensor, mu: Tensor, p: Tensor, cfg: ProtoEVFLConfig) -> Tensor:
-    """Equation 8 without its last term, the optimizer's weight decay: the cost () that a passive party minimizes."""
+    """Equation 8 without its last term, the optimizer's weight decay: the cost () that a passive
+    party minimizes.
+    """
     c, s = 1 - cosine(f, mu), similarities(f, mu, cfg)
     if cfg.transport == "nearest":
         return c[:, p > 0].min(-1).values.mean()
@@ -182,12 +202,15 @@ def transport_cost(f: Tensor, mu: Tensor, p: Tensor, cfg: ProtoEVFLConfig) -> Te
 
 
 def optimal_plan(c: Tensor, p: Tensor) -> Tensor:
-    """The optimal transport plan (n, Z) from rows of equal weight to prototypes of weight p (Z,) at cost c (n, Z)."""
+    """The optimal transport plan (n, Z) from rows of equal weight to prototypes of weight p (Z,) at
+    cost c (n, Z).
+    """
     try:
         import ot
     except ImportError:
         raise MethodError(
-            'params.transport="optimal" needs the package POT, which is not installed: pip install -e ".[ot]"'
+            'params.transport="optimal" needs the package POT, which is not installed: pip '
+            'install -e ".[ot]"'
         ) from None
     rows = torch.full((len(c),), 1 / len(c), dtype=torch.float64)
     target = p.double().cpu()
@@ -208,17 +231,21 @@ def likeness(mu: Tensor) -> Tensor:
 
 
 def collapse_share(prior: Tensor) -> float:
-    """Threshold of collapse for the share of rows in one pseudo-class: more than the prior (Z,) of the present classes
-    makes likely. One of two classes may well be rare."""
+    """Threshold of collapse for the share of rows in one pseudo-class: more than the prior (Z,) of
+    the present classes makes likely. One of two classes may well be rare.
+    """
     return max(0.6 if len(prior) > 2 else 0.98, (1 + float(prior.max())) / 2)
 
 
-# -- steps of a passive party --------------------------------------------------------------------------------------
+# -- steps of a passive party ----------------------------------------------------------------------
 
 
-def mixed_prior(party: Party[ProtoEVFLConfig], t: int, mu: Tensor, p: Tensor, overall: Tensor) -> Tensor:
-    """Equations 9-11: the party's new prior (Z,) from its last one, p, and the global one, `overall`. Where that is 0
-    there is no prototype."""
+def mixed_prior(
+    party: Party[ProtoEVFLConfig], t: int, mu: Tensor, p: Tensor, overall: Tensor
+) -> Tensor:
+    """Equations 9-11: the party's new prior (Z,) from its last one, p, and the global one,
+    `overall`. Where that is 0 there is no prototype.
+    """
     cfg, present = party.cfg, overall > 0
     if cfg.prior == "uniform":
         return present / present.sum()
@@ -234,20 +261,28 @@ def mixed_prior(party: Party[ProtoEVFLConfig], t: int, mu: Tensor, p: Tensor, ov
 
 def prior_sample(party: Party[ProtoEVFLConfig], t: int) -> Tensor:
     """Rows (n, ...) for estimates, a sample of those that the party trains on."""
-    return sample_rows(party, party.cfg.prior_rows, "prior rows", t, aligned=party.cfg.local_rows == "all")
+    return sample_rows(
+        party, party.cfg.prior_rows, "prior rows", t, aligned=party.cfg.local_rows == "all"
+    )
 
 
 @contextlib.contextmanager
-def rollback_on_collapse(party: Party[ProtoEVFLConfig], t: int, mu: Tensor, p: Tensor) -> Iterator[None]:
+def rollback_on_collapse(
+    party: Party[ProtoEVFLConfig], t: int, mu: Tensor, p: Tensor
+) -> Iterator[None]:
     """Check the training within for collapse, and undo it if the config says so."""
-    before = [{k: v.clone() for k, v in part.items()} for part in (party.params, party.buffers, party.opt)]
+    before = [
+        {k: v.clone() for k, v in part.items()} for part in (party.params, party.buffers, party.opt)
+    ]
     yield
     if local_steps(party) and collapsed(party, t, mu, p) and party.cfg.rollback:
         party.params, party.buffers, party.opt = before
 
 
 def collapsed(party: Party[ProtoEVFLConfig], t: int, mu: Tensor, p: Tensor) -> bool:
-    """Whether most rows fall in one pseudo-class, or the pseudo-classes are too similar. The figures are noted."""
+    """Whether most rows fall in one pseudo-class, or the pseudo-classes are too similar. The
+    figures are noted.
+    """
     present, f = p > 0, party.infer(prior_sample(party, t))
     means, counts = class_means(f, logits(f, mu, p, party.cfg).argmax(-1), len(present))
     share, alike = counts.max() / counts.sum(), likeness(means[counts > 0])
@@ -276,7 +311,7 @@ def perturbed(x: Tensor, kappa: float, rng: np.random.Generator) -> Tensor:
     return x + kappa * torch.from_numpy(rng.standard_normal(x.shape)).to(x) if kappa else x
 
 
-# -- the passive party ---------------------------------------------------------------------------------------------
+# -- the passive party -----------------------------------------------------------------------------
 
 
 class PrototypeParty(Party[ProtoT_co]):
@@ -291,7 +326,9 @@ class PrototypeParty(Party[ProtoT_co]):
         return sent_embeddings(self, "first embeddings")
 
     def improved(self, t: int) -> dict[str, Tensor]:
-        """The reply after local training: embeddings (N_a, d), and the prior (Z,), unless secure sums add priors up."""
+        """The reply after local training: embeddings (N_a, d), and the prior (Z,), unless secure
+        sums add priors up.
+        """
         embedded = {"embedded": sent_embeddings(self, "embeddings", t)}
         return embedded if self.context.aggregator.secure else {**embedded, "prior": self.prior}
 
@@ -304,8 +341,10 @@ class PrototypeParty(Party[ProtoT_co]):
         return logits(embedded, self.prototypes, self.prior, self.cfg)
 
     def contribution(self, *, on: str) -> Tensor:
-        """Embeddings (n, d) for a joint evaluation, with noise. The aligned people's are without noise, because
-        the party itself would attack with them. Before it has received prototypes, the party has not calibrated yet."""
+        """Embeddings (n, d) for a joint evaluation, with noise. The aligned people's are without
+        noise, because the party itself would attack with them. Before it has received prototypes,
+        the party has not calibrated yet.
+        """
         if on != "aligned":
             return with_noise(self, self.infer(self.context.tests[on].every), f"{on} embeddings")
         with self.scratch():

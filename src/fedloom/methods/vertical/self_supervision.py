@@ -1,6 +1,8 @@
-"""Self-supervision, for pages that pretrain without labels: views of rows, losses and heads, an optimizer with a rate.
+"""Self-supervision, for pages that pretrain without labels: views of rows, losses and heads, an
+optimizer with a rate.
 
-p, z (B, d) are predictions and projections. Views come from torch's generator, which engines seed for each call.
+p, z (B, d) are predictions and projections. Views come from torch's generator, which engines seed
+for each call.
 """
 
 import math
@@ -16,7 +18,9 @@ from fedloom.core.optim import SGD, Adam, Rate
 
 
 def disagreement(p: Tensor, z: Tensor) -> Tensor:
-    """SimSiam's D () of equations 1 and 3: minus the mean cosine of predictions and projections, held constant."""
+    """SimSiam's D () of equations 1 and 3: minus the mean cosine of predictions and projections,
+    held constant.
+    """
     return -F.cosine_similarity(p, z.detach(), dim=-1).mean()
 
 
@@ -41,8 +45,13 @@ def predictor(width: int) -> nn.Sequential:
 
 
 def _normalized(inputs: int, outputs: int) -> list[nn.Module]:
-    """A layer without bias and a BatchNorm that keeps no statistics, since heads are not used for prediction."""
-    return [nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs, track_running_stats=False)]
+    """A layer without bias and a BatchNorm that keeps no statistics, since heads are not used for
+    prediction.
+    """
+    return [
+        nn.Linear(inputs, outputs, bias=False),
+        nn.BatchNorm1d(outputs, track_running_stats=False),
+    ]
 
 
 class Views(Protocol):
@@ -66,8 +75,14 @@ class Views(Protocol):
 
 
 def views(x: Tensor, cfg: Views) -> tuple[Tensor, Tensor]:
-    """Two views of a batch of pictures (B, C, H, W), or of rows of a table (B, F), of which the first is x itself."""
-    return (picture_view(x, cfg), picture_view(x, cfg)) if x.dim() == 4 else (x, corrupted(x, cfg.corruption_rate))
+    """Two views of a batch of pictures (B, C, H, W), or of rows of a table (B, F), of which the
+    first is x itself.
+    """
+    return (
+        (picture_view(x, cfg), picture_view(x, cfg))
+        if x.dim() == 4
+        else (x, corrupted(x, cfg.corruption_rate))
+    )
 
 
 def picture_view(x: Tensor, cfg: Views) -> Tensor:
@@ -77,12 +92,18 @@ def picture_view(x: Tensor, cfg: Views) -> Tensor:
 
 
 def shifted(x: Tensor, share: float) -> Tensor:
-    """Each picture moved vertically and horizontally by its own offset, with its edge repeated outwards."""
+    """Each picture moved vertically and horizontally by its own offset, with its edge repeated
+    outwards.
+    """
     rows, _, height, width = x.shape
     down, right = math.ceil(height * share), math.ceil(width * share)
     wide = F.pad(x, (right, right, down, down), mode="replicate")
-    top = torch.randint(2 * down + 1, (rows, 1), device=x.device) + torch.arange(height, device=x.device)
-    left = torch.randint(2 * right + 1, (rows, 1), device=x.device) + torch.arange(width, device=x.device)
+    top = torch.randint(2 * down + 1, (rows, 1), device=x.device) + torch.arange(
+        height, device=x.device
+    )
+    left = torch.randint(2 * right + 1, (rows, 1), device=x.device) + torch.arange(
+        width, device=x.device
+    )
     row = torch.arange(rows, device=x.device)
     return wide[row[:, None, None], :, top[:, :, None], left[:, None, :]].movedim(-1, 1)
 
@@ -102,7 +123,9 @@ def erased(x: Tensor, share: float) -> Tensor:
 
 
 def corrupted(x: Tensor, share: float) -> Tensor:
-    """Each row (B, F) with this share of its columns, at least one, replaced by values of random rows of the batch."""
+    """Each row (B, F) with this share of its columns, at least one, replaced by values of random
+    rows of the batch.
+    """
     which = torch.rand_like(x).argsort(1) < max(1, int(share * x.shape[1]))
     return torch.where(which, x.gather(0, torch.randint(len(x), x.shape, device=x.device)), x)
 

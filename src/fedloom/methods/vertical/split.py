@@ -1,20 +1,24 @@
-"""Vertical split learning: embeddings up, their gradients down; with a lower and an upper bound beside it.
+"""Vertical split learning: embeddings up, their gradients down; with a lower and an upper bound
+beside it.
 
-P. Vepakomma et al., "Split learning for health: Distributed deep learning without sharing raw patient data", 2018.
-Every step is, to rounding, a step of the joint network on the aligned rows: a test holds it to that. It uses no
-unaligned row, and it sends each party a gradient for each row, from which labels can be read (docs/vertical.md).
+P. Vepakomma et al., "Split learning for health: Distributed deep learning without sharing raw
+patient data", 2018. Every step is, to rounding, a step of the joint network on the aligned rows: a
+test holds it to that. It uses no unaligned row, and it sends each party a gradient for each row,
+from which labels can be read (docs/vertical.md).
 
-Rows that some party lacks are left out of training, or `params.incomplete` uses them: with zeros for an absent
-embedding, or mixed, which is Entity Augmentation. A slot of a batch then has the row's embeddings where parties have
-it, other people's embeddings elsewhere, and the mixture of all these people's labels. With complete rows only, both are
-split learning.
+Rows that some party lacks are left out of training, or `params.incomplete` uses them: with zeros
+for an absent embedding, or mixed, which is Entity Augmentation. A slot of a batch then has the
+row's embeddings where parties have it, other people's embeddings elsewhere, and the mixture of all
+these people's labels. With complete rows only, both are split learning.
 
-A. Amalanshu et al., "Entity Augmentation for Efficient Classification of Vertically Partitioned Data with Limited
-Overlap", GLOW@IJCAI 2024, arXiv 2406.17899. Differs: the paper's label formula was not available; each of M parties
-counts 1/M here. A party names its people by their numbers among the aligned rows.
+A. Amalanshu et al., "Entity Augmentation for Efficient Classification of Vertically Partitioned
+Data with Limited Overlap", GLOW@IJCAI 2024, arXiv 2406.17899. Differs: the paper's label formula
+was not available; each of M parties counts 1/M here. A party names its people by their numbers
+among the aligned rows.
 
-`split` is the Vanilla VFL that other methods are compared with. `active-only` is the active party with its own columns
-alone, its Local Model. `pooled` is split learning where every row of every party is aligned and labeled, the Upper
+`split` is the Vanilla VFL that other methods are compared with. `active-only` is the active party
+with its own columns alone, its Local Model. `pooled` is split learning where every row of every
+party is aligned and labeled, the Upper
 Boundary: the result if nothing had to be hidden.
 """
 
@@ -45,8 +49,10 @@ class SplitLearningConfig(steps.SplitConfig):
     """Settings of split learning, and the use of incomplete rows."""
 
     incomplete: Literal["drop", "zeros", "mix"] = "drop"
-    """Rows that a party lacks: left out of training; or used, with zeros for the absent embedding, or with another
-    person in its place and mixed labels (Entity Augmentation). In use an absent embedding is zeros."""
+    """Rows that a party lacks: left out of training; or used, with zeros for the absent embedding,
+    or with another person in its place and mixed labels (Entity Augmentation). In use an absent
+    embedding is zeros.
+    """
 
 
 @final
@@ -66,7 +72,9 @@ class SplitPassive(Party[steps.SplitConfig]):
         return steps.embed_batch(self, number, step)
 
     def update(self, *, number: int, step: int, cut: Tensor) -> None:
-        """Backward from the cut: one step along the gradient (B, d) of the loss by what was sent."""
+        """Backward from the cut: one step along the gradient (B, d) of the loss by
+        what was sent.
+        """
         steps.backward(self, number=number, step=step, cut=cut)
 
     def contribution(self, *, on: str) -> Tensor:
@@ -74,7 +82,9 @@ class SplitPassive(Party[steps.SplitConfig]):
         return steps.embeddings(self, on=on)
 
     def embed_mixed(self, *, number: int, step: int) -> dict[str, Tensor]:
-        """Embeddings (B, d) of this batch with other people in the place of those it lacks, and who they are (B,)."""
+        """Embeddings (B, d) of this batch with other people in the place of those it lacks, and who
+        they are (B,).
+        """
         people = self._people(number, step)
         return {"embedded": self.forward(self._inputs(people, number, step)), "people": people}
 
@@ -89,13 +99,19 @@ class SplitPassive(Party[steps.SplitConfig]):
             return rows
         own = present[: self.context.aligned].nonzero()[:, 0]
         if not len(own):
-            raise MethodError(f"party {self.context.id} lacks every aligned row: leave it out of the run")
+            raise MethodError(
+                f"party {self.context.id} lacks every aligned row: leave it out of the run"
+            )
         drawn = self.stream("entities", number, step).integers(len(own), size=len(rows))
         return torch.where(present[rows], rows, own[torch.from_numpy(drawn).to(own.device)])
 
     def _inputs(self, people: Tensor, number: int, step: int) -> Tensor:
-        """Inputs (B, ...) of these people; the same object in both calls of a step, so that its pass is remembered."""
-        return BATCH_CACHE.get(self.context, ("entities", number, step), lambda: self.data.x(people))
+        """Inputs (B, ...) of these people; the same object in both calls of a step, so that its
+        pass is remembered.
+        """
+        return BATCH_CACHE.get(
+            self.context, ("entities", number, step), lambda: self.data.x(people)
+        )
 
 
 @final
@@ -108,7 +124,8 @@ class SplitActive(Party[steps.SplitConfig]):
     def setup(self) -> None:
         """A classifier of all embeddings."""
         self.network(
-            steps.top_model(self, self.context.parties * self.cfg.embedding_dim), self.cfg.optimize(active=True)
+            steps.top_model(self, self.context.parties * self.cfg.embedding_dim),
+            self.cfg.optimize(active=True),
         )
 
     def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
@@ -132,7 +149,9 @@ class SplitActive(Party[steps.SplitConfig]):
         target = labels.mean(1) if number else mixed_labels(labels, self.context.classes)
         self.note("loss", self.minimize(lambda: self.context.task.loss(self.model(sent), target)))
         assert sent.grad is not None
-        return {m: {"cut": cut.contiguous()} for m, cut in zip(parts, sent.grad.unbind(1), strict=True)}
+        return {
+            m: {"cut": cut.contiguous()} for m, cut in zip(parts, sent.grad.unbind(1), strict=True)
+        }
 
 
 def mixed_labels(labels: Tensor, classes: int) -> Tensor:
@@ -142,7 +161,9 @@ def mixed_labels(labels: Tensor, classes: int) -> Tensor:
 
 @final
 class LocalActive(Party[steps.SplitConfig]):
-    """The active party of `active-only`, which classifies the embeddings of its own columns alone."""
+    """The active party of `active-only`, which classifies the embeddings of its own
+    columns alone.
+    """
 
     STATE = ("params", "opt")
     ROLE = "onitsown"
@@ -169,14 +190,23 @@ def round(
         mixed_passes(fed, active, parties, numbers)
         yield "round"
         return
-    steps.passes(fed, active, parties, numbers, width=cfg.embedding_dim, min_replies=active.context.parties)
+    steps.passes(
+        fed, active, parties, numbers, width=cfg.embedding_dim, min_replies=active.context.parties
+    )
     yield "round"
 
 
-def mixed_passes(fed: Federation, active: SplitActive, parties: Sequence[int], numbers: range) -> None:
-    """Passes over the aligned rows in which each party has other people in the place of those it lacks."""
+def mixed_passes(
+    fed: Federation, active: SplitActive, parties: Sequence[int], numbers: range
+) -> None:
+    """Passes over the aligned rows in which each party has other people in the place of those it
+    lacks.
+    """
     size, aligned = active.cfg.batch_size, active.context.aligned
-    template = {"embedded": floats(size, active.cfg.embedding_dim), "people": Shape(torch.int64, size)}
+    template = {
+        "embedded": floats(size, active.cfg.embedding_dim),
+        "people": Shape(torch.int64, size),
+    }
 
     def check(_: int, reply: Mapping[str, Tensor]) -> None:
         if not ((reply["people"] >= 0) & (reply["people"] < aligned)).all():
@@ -186,10 +216,17 @@ def mixed_passes(fed: Federation, active: SplitActive, parties: Sequence[int], n
         for step in range(steps.steps_per_pass(active)):
             which = {"number": number, "step": step}
             replies = fed.call(
-                parties, "embed_mixed", shared=which, expect=template, check=check, min_replies=active.context.parties
+                parties,
+                "embed_mixed",
+                shared=which,
+                expect=template,
+                check=check,
+                min_replies=active.context.parties,
             )
             if replies:
-                parts, people = ({m: r[name] for m, r in replies.items()} for name in ("embedded", "people"))
+                parts, people = (
+                    {m: r[name] for m, r in replies.items()} for name in ("embedded", "people")
+                )
                 cuts = active.learn_mixed(parts, people, number, step)
                 fed.call(parts, "update_mixed", shared=which, each=cuts, expect=None)
 
@@ -204,11 +241,19 @@ def round_alone(
     yield "round"
 
 
-PAPER = {"epochs": 8, "optimizer": "sgd", "lr": 1e-5, "active_lr": 5e-4, "weight_decay": 0.0, "centered": False}
+PAPER = {
+    "epochs": 8,
+    "optimizer": "sgd",
+    "lr": 1e-5,
+    "active_lr": 5e-4,
+    "weight_decay": 0.0,
+    "centered": False,
+}
 SPLIT = Method(
     name="split",
     title="Split learning: embeddings up, gradients down",
-    paper="P. Vepakomma et al.: Split learning for health: Distributed deep learning without sharing raw data, 2018",
+    paper="P. Vepakomma et al.: Split learning for health: Distributed deep learning without "
+    "sharing raw data, 2018",
     family="vertical",
     config=SplitLearningConfig,
     round=round,
@@ -232,6 +277,9 @@ METHODS = (
         contributors=(0,),
     ),
     replace(
-        SPLIT, name="pooled", title="Split learning as if all rows were aligned and labeled", needs=("pooled rows",)
+        SPLIT,
+        name="pooled",
+        title="Split learning as if all rows were aligned and labeled",
+        needs=("pooled rows",),
     ),
 )

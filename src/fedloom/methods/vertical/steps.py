@@ -1,8 +1,10 @@
-"""Functions that the pages of vertical methods call: extractors, aligned rows, split learning, self-supervision.
+"""Functions that the pages of vertical methods call: extractors, aligned rows, split learning,
+self-supervision.
 
-Vertical parties hold different columns of the same people. Each embeds its columns with an extractor. The active party
-has the labels of the aligned people and classifies the embeddings of all parties; its own columns are party 0's,
-which runs beside it. Every function that takes a party works on that party alone.
+Vertical parties hold different columns of the same people. Each embeds its columns with an
+extractor. The active party has the labels of the aligned people and classifies the embeddings of
+all parties; its own columns are party 0's, which runs beside it. Every function that takes a party
+works on that party alone.
 """
 
 import math
@@ -33,15 +35,16 @@ HIDDEN = 64
 """Units of the classifier's hidden layers."""
 
 
-# -- networks ------------------------------------------------------------------------------------------------------
+# -- networks --------------------------------------------------------------------------------------
 
 
 class Extractor(nn.Module):
     """A network and the centering of its outputs: (B, ...) to (B, d).
 
-    Centering is a BatchNorm layer without weights. Without it all embeddings of an untrained network share one large
-    mean. Proto-EVFL measures its statistics on the party's rows before anything is sent; split learning uses each
-    batch's statistics, and their running means for prediction.
+    Centering is a BatchNorm layer without weights. Without it all embeddings of an untrained
+    network share one large mean. Proto-EVFL measures its statistics on the party's rows before
+    anything is sent; split learning uses each batch's statistics, and their running means for
+    prediction.
     """
 
     def __init__(
@@ -52,7 +55,9 @@ class Extractor(nn.Module):
         principal: nn.Module | None = None,
         head: nn.Module | None = None,
     ) -> None:
-        """`body` gives (B, width); `principal`, if any, gives numbers that come first; `head` is for the page."""
+        """`body` gives (B, width); `principal`, if any, gives numbers that come first; `head` is
+        for the page.
+        """
         super().__init__()
         self.principal = principal
         self.channels_last = getattr(body, "channels_last", False)
@@ -67,10 +72,12 @@ class Extractor(nn.Module):
 
 
 class PrincipalComponents(nn.Module):
-    """Principal components of rows, each scaled to variance 1: (B, ...) to (B, k), without gradient.
+    """Principal components of rows, each scaled to variance 1: (B, ...) to (B, k), without
+    gradient.
 
     Args:
-        x: (n, ...) the rows to estimate them from; with none, all components are 0 until a state is loaded.
+        x: (n, ...) the rows to estimate them from; with none, all components are 0 until a state is
+            loaded.
         k: their number. Components without variance are 0.
     """
 
@@ -78,7 +85,9 @@ class PrincipalComponents(nn.Module):
         super().__init__()
         flat = (x if len(x) else x.new_zeros(1, *x.shape[1:])).flatten(1).double()
         mean = flat.mean(0)
-        variances, directions = torch.linalg.eigh(torch.cov((flat - mean).T, correction=0).reshape(len(mean), -1))
+        variances, directions = torch.linalg.eigh(
+            torch.cov((flat - mean).T, correction=0).reshape(len(mean), -1)
+        )
         variances, directions = variances.flip(0)[:k], directions.flip(1)[:, :k]
         scale = torch.where(variances > 1e-6 * variances[0], variances.clamp(min=0).rsqrt(), 0.0)
         self.register_buffer("mean", mean.to(x))
@@ -115,25 +124,35 @@ class Extraction(Protocol):
 
 
 def extractor(party: Party[Extraction], head: nn.Module | None = None) -> Extractor:
-    """A party's extractor as its config describes it, with a head that stays at the party if the page needs one."""
+    """A party's extractor as its config describes it, with a head that stays at the party if the
+    page needs one.
+    """
     cfg = party.cfg
-    return Extractor(party.context.build(), cfg.learned, cfg.centered, principal_components(party), head)
+    return Extractor(
+        party.context.build(), cfg.learned, cfg.centered, principal_components(party), head
+    )
 
 
 def principal_components(party: Party[Extraction]) -> PrincipalComponents | None:
     """The principal components of a sample of the party's rows, if `pca_dim` > 0."""
     k = party.cfg.pca_dim
-    return PrincipalComponents(sample_rows(party, PRINCIPAL_ROWS, "principal rows"), k) if k else None
+    return (
+        PrincipalComponents(sample_rows(party, PRINCIPAL_ROWS, "principal rows"), k) if k else None
+    )
 
 
 def classifier(inputs: int, classes: int) -> nn.Sequential:
     """MLP with three layers: (B, inputs) to logits (B, Z)."""
     return nn.Sequential(
-        nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)
+        nn.Linear(inputs, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, classes),
     )
 
 
-# -- rows of a passive party ---------------------------------------------------------------------------------------
+# -- rows of a passive party -----------------------------------------------------------------------
 
 
 def aligned_rows(party: Party[object]) -> Tensor:
@@ -142,13 +161,16 @@ def aligned_rows(party: Party[object]) -> Tensor:
 
 
 def aligned_batch(party: Party[Extraction], number: int, step: int) -> Tensor:
-    """Inputs (B, ...) of one step of pass `number` over the aligned rows: the same people at every party, without those
-    that this party lacks."""
+    """Inputs (B, ...) of one step of pass `number` over the aligned rows: the same people at every
+    party, without those that this party lacks.
+    """
     return party.context.aligned_batch(number, step, size=party.cfg.batch_size)
 
 
 def held(party: Party[Extraction], number: int, step: int) -> Tensor:
-    """(B,) bool, which rows of that batch the party has. A single one does not count: it has no batch statistics."""
+    """(B,) bool, which rows of that batch the party has. A single one does not count: it has no
+    batch statistics.
+    """
     rows = batch_indices(party, number, step)
     present = party.data.present
     if present is None:
@@ -157,7 +179,9 @@ def held(party: Party[Extraction], number: int, step: int) -> Tensor:
 
 
 def embed_batch(party: Party[Extraction], number: int, step: int) -> Tensor:
-    """Forward to the cut: embeddings (B, d) of that batch, zeros for the rows that the party lacks."""
+    """Forward to the cut: embeddings (B, d) of that batch, zeros for the rows that the
+    party lacks.
+    """
     here = held(party, number, step)
     if here.all():
         return party.forward(aligned_batch(party, number, step))
@@ -167,8 +191,12 @@ def embed_batch(party: Party[Extraction], number: int, step: int) -> Tensor:
     return out
 
 
-def sample_rows(party: Party[object], size: int, purpose: str, t: int = 0, *, aligned: bool = True) -> Tensor:
-    """At most `size` different rows (n, ...) for this purpose and round; without the aligned ones if not `aligned`."""
+def sample_rows(
+    party: Party[object], size: int, purpose: str, t: int = 0, *, aligned: bool = True
+) -> Tensor:
+    """At most `size` different rows (n, ...) for this purpose and round; without the aligned ones
+    if not `aligned`.
+    """
     rows, first = party.data, 0 if aligned else party.context.aligned
     if rows.present is not None:
         rows = replace(rows, index=rows.index[rows.present], present=None)
@@ -179,10 +207,13 @@ def sample_rows(party: Party[object], size: int, purpose: str, t: int = 0, *, al
 
 
 def calibrate(party: Party[Extraction]) -> None:
-    """Measure the statistics of the centering on all rows of the party, with the extractor as it is."""
+    """Measure the statistics of the centering on all rows of the party, with the extractor as it
+    is.
+    """
     if not party.cfg.centered:
         return
-    if any(k.startswith("body.") for k in party.buffers):  # normalization layers inside measure theirs first
+    # normalization layers inside measure theirs first
+    if any(k.startswith("body.") for k in party.buffers):
         with torch.no_grad():
             for x in party.data.every.chunk(max(1, len(party.data) // 256)):
                 party.model(x)
@@ -197,18 +228,20 @@ def calibrate(party: Party[Extraction]) -> None:
 
 
 def embeddings(party: Party[Extraction], *, on: str) -> Tensor:
-    """Embeddings (n, ...) for a joint evaluation: of the test rows named `on`, or, if `on` is "aligned", of the aligned
-    people as a pass sends them, with the centering of each batch."""
+    """Embeddings (n, ...) for a joint evaluation: of the test rows named `on`, or, if `on` is
+    "aligned", of the aligned people as a pass sends them, with the centering of each batch.
+    """
     if on != "aligned":
         return party.infer(party.context.tests[on].every)
     plan = aligned_plan(party.context.seed, 0, party.context.aligned, party.cfg.batch_size)
     with party.scratch():
         outputs = [embed_batch(party, 0, step) for step in range(len(plan))]
-    order = plan.flatten()[: party.context.aligned].argsort()  # a pass begins with each of them once
+    # a pass begins with each of them once
+    order = plan.flatten()[: party.context.aligned].argsort()
     return torch.cat(outputs)[order.to(party.context.device)]
 
 
-# -- the active party: its labels and its classifier ---------------------------------------------------------------
+# -- the active party: its labels and its classifier -----------------------------------------------
 
 
 def steps_per_pass(active: Party[Extraction]) -> int:
@@ -219,13 +252,17 @@ def steps_per_pass(active: Party[Extraction]) -> int:
 def batch_indices(active: Party[Extraction], number: int, step: int) -> Tensor:
     """Indices (B,) of the aligned rows in a step of pass `number`: the same at every party."""
     context = active.context
-    return aligned_plan(context.seed, number, context.aligned, active.cfg.batch_size)[step].to(context.device)
+    return aligned_plan(context.seed, number, context.aligned, active.cfg.batch_size)[step].to(
+        context.device
+    )
 
 
 def labels(active: Party[object], rows: Tensor | None = None) -> Tensor:
     """Classes (B,) of these aligned rows, or of all of them (N_a,)."""
     context = active.context
-    return active.data.y(torch.arange(context.aligned, device=context.device) if rows is None else rows)
+    return active.data.y(
+        torch.arange(context.aligned, device=context.device) if rows is None else rows
+    )
 
 
 def joint(parts: Mapping[int, Tensor]) -> Tensor:
@@ -233,7 +270,7 @@ def joint(parts: Mapping[int, Tensor]) -> Tensor:
     return torch.stack(list(parts.values()), 1)
 
 
-# -- split learning ------------------------------------------------------------------------------------------------
+# -- split learning --------------------------------------------------------------------------------
 
 
 class SplitConfig(MethodConfig):
@@ -242,8 +279,9 @@ class SplitConfig(MethodConfig):
     embedding_dim: int = Field(64, ge=1)
     """Dimension of an embedding (d)."""
     pca_dim: int = Field(0, ge=0)
-    """How many of them are fixed, whitened principal components of the own rows. They are linear in the columns: a
-    receiver that knows some raw rows can solve for those columns of the others."""
+    """How many of them are fixed, whitened principal components of the own rows. They are linear in
+    the columns: a receiver that knows some raw rows can solve for those columns of the others.
+    """
     centered: bool = True
     """Whether an extractor ends with a centering layer."""
     batch_size: int = Field(64, ge=2)
@@ -261,7 +299,9 @@ class SplitConfig(MethodConfig):
     weight_decay: float = Field(1e-4, ge=0)
     """Weight decay: decoupled with AdamW, L2 regularization with SGD."""
     top_model: Literal["network", "sum"] = "network"
-    """The active party's model: a network on all embeddings, or the sum of the parties' logits and a bias."""
+    """The active party's model: a network on all embeddings, or the sum of the parties' logits and
+    a bias.
+    """
 
     @model_validator(mode="after")
     def _check_principal(self) -> Self:
@@ -294,7 +334,9 @@ class SplitConfig(MethodConfig):
 def check_principal(principal: int, width: int) -> None:
     """Check that an extractor has trainable dimensions."""
     if principal >= width:
-        raise ValueError(f"params.pca_dim must be below params.embedding_dim = {width}, not {principal}")
+        raise ValueError(
+            f"params.pca_dim must be below params.embedding_dim = {width}, not {principal}"
+        )
 
 
 class LogitSum(nn.Module):
@@ -318,10 +360,15 @@ def top_model(active: Party[SplitConfig], inputs: int) -> nn.Module:
     classes, cfg = active.context.classes, active.cfg
     if cfg.top_model == "sum" and cfg.embedding_dim != classes:
         raise MethodError(
-            f"params.top_model=sum needs params.embedding_dim={classes}, the number of classes, not {cfg.embedding_dim}"
+            f"params.top_model=sum needs params.embedding_dim={classes}, the number of classes, "
+            f"not {cfg.embedding_dim}"
         )
     with active.seeded("top"):
-        return LogitSum(classes) if cfg.top_model == "sum" else nn.Sequential(nn.Flatten(), classifier(inputs, classes))
+        return (
+            LogitSum(classes)
+            if cfg.top_model == "sum"
+            else nn.Sequential(nn.Flatten(), classifier(inputs, classes))
+        )
 
 
 def learn(
@@ -331,12 +378,19 @@ def learn(
     sent, y = joint(parts).requires_grad_(), labels(active, batch_indices(active, number, step))
     active.note("loss", active.minimize(lambda: active.context.task.loss(active.model(sent), y)))
     assert sent.grad is not None
-    cuts = [cut.contiguous() for cut in sent.grad.unbind(1)]  # as a decoded message has them: the same sums
+    # as a decoded message has them: the same sums
+    cuts = [cut.contiguous() for cut in sent.grad.unbind(1)]
     return {m: {"cut": cut} for m, cut in zip(parts, cuts, strict=True)}
 
 
 def passes(
-    fed: Federation, active: Party[Extraction], parties: Sequence[int], numbers: range, *, width: int, min_replies: int
+    fed: Federation,
+    active: Party[Extraction],
+    parties: Sequence[int],
+    numbers: range,
+    *,
+    width: int,
+    min_replies: int,
 ) -> None:
     """Passes of split learning over the aligned rows.
 
@@ -352,25 +406,40 @@ def passes(
     for number in numbers:
         for step in range(steps_per_pass(active)):
             which = {"number": number, "step": step}
-            parts = fed.call(parties, "embed", shared=which, expect=template, min_replies=min_replies)
+            parts = fed.call(
+                parties, "embed", shared=which, expect=template, min_replies=min_replies
+            )
             if parts:
-                fed.call(parts, "update", shared=which, each=learn(active, parts, number, step), expect=None)
+                fed.call(
+                    parts,
+                    "update",
+                    shared=which,
+                    each=learn(active, parts, number, step),
+                    expect=None,
+                )
 
 
 def backward(party: Party[Extraction], *, number: int, step: int, cut: Tensor) -> None:
-    """A party's step of split learning: along the gradient (B, d) of the loss by what it sent for this batch. Rows that
-    it lacks do not count; if it lacks all, it makes no step."""
+    """A party's step of split learning: along the gradient (B, d) of the loss by what it sent for
+    this batch. Rows that it lacks do not count; if it lacks all, it makes no step.
+    """
     here = held(party, number, step)
     if here.any():
         party.descend(aligned_batch(party, number, step), cut if here.all() else cut[here])
 
 
-def exposed_gradients(active: Party[SplitConfig], contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
-    """The label-dependent messages that each party would receive: gradients (N_a, d) of the aligned rows at the current
-    state, which does not change."""
+def exposed_gradients(
+    active: Party[SplitConfig], contributions: Mapping[int, Tensor]
+) -> dict[str, dict[int, Tensor]]:
+    """The label-dependent messages that each party would receive: gradients (N_a, d) of the aligned
+    rows at the current state, which does not change.
+    """
     sent = joint(contributions).requires_grad_()
     with active.scratch():
-        loss = active.context.task.loss(active.model(sent), labels(active), "sum") / active.cfg.batch_size
+        loss = (
+            active.context.task.loss(active.model(sent), labels(active), "sum")
+            / active.cfg.batch_size
+        )
         (cut,) = torch.autograd.grad(loss, sent)
     kind = "logit gradients" if active.cfg.top_model == "sum" else "gradients"
     return {kind: dict(zip(contributions, cut.unbind(1), strict=True))}

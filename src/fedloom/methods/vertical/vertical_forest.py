@@ -1,26 +1,31 @@
-"""Vertical trees: parties send the bins of their aligned rows once, and the active party grows a forest, or boosts.
+"""Vertical trees: parties send the bins of their aligned rows once, and the active party grows a
+forest, or boosts.
 
-Paper: L. Breiman, "Random Forests", Machine Learning 45, 2001. Bins that cross in place of values are the vertical case
-of Z. Tian et al., "FederBoost", arXiv 2011.02796. M. Saar-Tsechansky, F. Provost, "Handling Missing Values when
-Applying Classification Models", JMLR 8, 2007, for a model of each set of columns ("reduced models").
+Paper: L. Breiman, "Random Forests", Machine Learning 45, 2001. Bins that cross in place of values
+are the vertical case of Z. Tian et al., "FederBoost", arXiv 2011.02796. M. Saar-Tsechansky, F.
+Provost, "Handling Missing Values when Applying Classification Models", JMLR 8, 2007, for a model of
+each set of columns ("reduced models").
 
     parties   bins of each column from its own rows, aligned or not; the bins (N_a, F_m) of the aligned rows   | once
     active    a round is one lot of trees for each set S of parties that may be there at prediction, over the columns of
-              S: rows drawn with replacement, `columns` of them drawn for each node, the best split by Gini,
-              or for a number by squared error; with `vertical-boosting` trees as fedboost adds them instead
+              S: rows drawn with replacement, `columns` of them drawn for each node, the best split
+              by Gini, or for a number by squared error; with `vertical-boosting` trees as fedboost
+              adds them instead
     predict   parties send the bins of the new rows; a row is predicted by the forest of the parties that have it
 
-Messages: bins, uint8, from parties to the active party. Nothing that depends on labels goes to a party. The active
-party learns each aligned person's place in each column of the others, without values and names of columns.
+Messages: bins, uint8, from parties to the active party. Nothing that depends on labels goes to a
+party. The active party learns each aligned person's place in each column of the others, without
+values and names of columns.
 
-A row that a party lacks has bin 0, a missing value, in the party's columns. The forest of S is grown from the rows that
-some party of S has. A party that does not answer is asked again in the next round, whose trees then use its columns.
+A row that a party lacks has bin 0, a missing value, in the party's columns. The forest of S is
+grown from the rows that some party of S has. A party that does not answer is asked again in the
+next round, whose trees then use its columns.
 
-Differs: splits are between bins, not between values. FederBoost boosts, as `vertical-boosting` does; with few aligned
-rows forests are better (docs/vertical-trees.md).
+Differs: splits are between bins, not between values. FederBoost boosts, as `vertical-boosting`
+does; with few aligned rows forests are better (docs/vertical-trees.md).
 
 `active-forest` is the forest of the active party's own columns alone.
-"""
+"""  # noqa: E501
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -82,8 +87,10 @@ class VerticalTreesConfig(MethodConfig):
     bins: int = Field(32, ge=4, le=255)
     """The most bins of a column, with that of missing values. Fewer tell less of a person."""
     absent: int | None = Field(None, ge=0)
-    """How many parties may be absent at a prediction: each set with at most so many fewer has a forest. None for any
-    number. Other sets are predicted by the forest of all parties, for which the absent columns are missing values."""
+    """How many parties may be absent at a prediction: each set with at most so many fewer has a
+    forest. None for any number. Other sets are predicted by the forest of all parties, for which
+    the absent columns are missing values.
+    """
     incomplete: Literal["use"] = "use"
     """Rows that a party lacks are used."""
 
@@ -107,7 +114,9 @@ class VerticalForestConfig(VerticalTreesConfig):
 
 
 class VerticalBoostingConfig(VerticalTreesConfig):
-    """A round is a lot of trees, one after the other; for more than two classes each is one tree a class."""
+    """A round is a lot of trees, one after the other; for more than two classes each is one tree a
+    class.
+    """
 
     lot: int = Field(20, ge=1, le=1000)
     """Trees of a round."""
@@ -123,7 +132,9 @@ class VerticalBoostingConfig(VerticalTreesConfig):
 
 @final
 class BinsParty(Party[VerticalTreesConfig]):
-    """A party's columns. `edges` (F, bins - 2) int64 are the keys at which its bins begin, from the second bin on."""
+    """A party's columns. `edges` (F, bins - 2) int64 are the keys at which its bins begin, from the
+    second bin on.
+    """
 
     STATE = ("edges",)
     EXPORT = ("edges",)
@@ -158,9 +169,10 @@ class BinsParty(Party[VerticalTreesConfig]):
 
 @final
 class VerticalForestActive(Party[VerticalTreesConfig]):
-    """The active party. `sent` has the bins (N_a, F_m) of each party that has answered, by its number; `widths` (M,)
-    their columns F_m, 0 for others; `forests` the trees of each set of parties; `gains` (M, W) the gains of splits by
-    column, in the forest of all parties."""
+    """The active party. `sent` has the bins (N_a, F_m) of each party that has answered, by its
+    number; `widths` (M,) their columns F_m, 0 for others; `forests` the trees of each set of
+    parties; `gains` (M, W) the gains of splits by column, in the forest of all parties.
+    """
 
     STATE = ("sent", "widths", "forests", "gains")
     EXPORT = ("widths", "forests")
@@ -172,7 +184,8 @@ class VerticalForestActive(Party[VerticalTreesConfig]):
         sets = sum(comb(parties, size) for size in sizes(parties, self.cfg.absent))
         if sets > MOST_SETS:
             raise MethodError(
-                f"{parties} parties have {sets} sets, and at most {MOST_SETS} may have forests: set params.absent=1"
+                f"{parties} parties have {sets} sets, and at most {MOST_SETS} may have forests: "
+                "set params.absent=1"
             )
         self.sent: dict[str, Tensor] = {}
         self.widths = torch.zeros(parties, dtype=torch.int64)
@@ -186,13 +199,17 @@ class VerticalForestActive(Party[VerticalTreesConfig]):
         for m, bins in replies.items():
             widths[m] = bins.shape[1]
         self.widths = widths
-        self.gains = torch.nn.functional.pad(self.gains, (0, int(widths.max()) - self.gains.shape[1]))
+        self.gains = torch.nn.functional.pad(
+            self.gains, (0, int(widths.max()) - self.gains.shape[1])
+        )
 
     def grow(self, t: int) -> None:
         """Round t's lot of trees of each set of the parties that have answered."""
         heard, y = sorted(map(int, self.sent)), steps.labels(self).cpu().numpy()
         forests = dict(self.forests)
-        for parties in (s for size in sizes(len(heard), self.cfg.absent) for s in combinations(heard, size)):
+        for parties in (
+            s for size in sizes(len(heard), self.cfg.absent) for s in combinations(heard, size)
+        ):
             bins = np.concatenate([self.sent[str(m)].cpu().numpy() for m in parties], axis=1)
             known = bins.any(1)
             if not known.any():
@@ -215,9 +232,10 @@ class VerticalForestActive(Party[VerticalTreesConfig]):
         self.gains = every
 
     def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
-        """Logits (n, K) from the bins (n, F_m) of the parties that answer: logarithms of probabilities, or standardized
-        numbers (n, 1); 0 before there are trees. Bins 0, or of another number of columns than were trained with, are
-        read as absence."""
+        """Logits (n, K) from the bins (n, F_m) of the parties that answer: logarithms of
+        probabilities, or standardized numbers (n, 1); 0 before there are trees. Bins 0, or of
+        another number of columns than were trained with, are read as absence.
+        """
         first = next(iter(contributions.values()))
         n, K, number = len(first), self.context.classes, self.context.target is not None
         widths = self.widths.tolist()
@@ -228,15 +246,22 @@ class VerticalForestActive(Party[VerticalTreesConfig]):
         }
         heard = [m for m, width in enumerate(widths) if width]
         p = np.zeros((n, 1)) if number else np.full((n, K), 1 / K)
-        here = np.stack([parts[m].any(1) if m in parts else np.zeros(n, bool) for m in heard] or [np.zeros(n)], axis=1)
+        here = np.stack(
+            [parts[m].any(1) if m in parts else np.zeros(n, bool) for m in heard] or [np.zeros(n)],
+            axis=1,
+        )
         for pattern in np.unique(here, axis=0):
             rows = (here == pattern).all(1)
             there = [m for m, has in zip(heard, pattern, strict=False) if has]
             used = there if name(there) in self.forests else heard
             if name(used) not in self.forests:
                 continue
-            blank = {m: np.zeros((int(rows.sum()), widths[m]), np.uint8) for m in used if m not in parts}
-            bins = np.concatenate([parts[m][rows] if m in parts else blank[m] for m in used], axis=1)
+            blank = {
+                m: np.zeros((int(rows.sum()), widths[m]), np.uint8) for m in used if m not in parts
+            }
+            bins = np.concatenate(
+                [parts[m][rows] if m in parts else blank[m] for m in used], axis=1
+            )
             trees = trees_of(self.forests[name(used)])
             if isinstance(self.cfg, VerticalBoostingConfig):
                 found = outputs_of(trees.scores(bins, outputs(K)), number)
@@ -265,15 +290,23 @@ class VerticalForestActive(Party[VerticalTreesConfig]):
         widths = state["widths"].tolist()
         if not all(0 <= width <= MOST_COLUMNS for width in widths):
             raise MessageError(f"widths must be from 0 to {MOST_COLUMNS}, not {widths}")
-        sets = {name(s): s for size in range(1, parties + 1) for s in combinations(range(parties), size)}
+        sets = {
+            name(s): s for size in range(1, parties + 1) for s in combinations(range(parties), size)
+        }
         for key, tree in state["forests"].items():
             if key not in sets:
-                raise MessageError(f"a forest must be of parties from 0 to {parties - 1}, not of {key[:40]!r}")
+                raise MessageError(
+                    f"a forest must be of parties from 0 to {parties - 1}, not of {key[:40]!r}"
+                )
             check_like(tree, TREES)
             trees = trees_of(tree)
             problem = trees.problem(sum(widths[m] for m in sets[key]), self.cfg.bins)
             least = -LARGEST if one else 0
-            if problem or trees.value.shape[1] != K or ((trees.value < least) | (trees.value > LARGEST)).any():
+            if (
+                problem
+                or trees.value.shape[1] != K
+                or ((trees.value < least) | (trees.value > LARGEST)).any()
+            ):
                 problem = problem or f"leaves must have {K} values from {least} to {LARGEST}"
                 raise MessageError(f"the forest of {key}: {problem}")
         self.widths, self.forests = state["widths"], state["forests"]
@@ -281,22 +314,38 @@ class VerticalForestActive(Party[VerticalTreesConfig]):
     def findings(self) -> list[LearnedTable]:
         """The share of each party, and of its columns, in the gains of all splits."""
         shares = self.gains / self.gains.sum().clamp(min=1e-300)
-        by_party = [(f"party {m}", int(self.widths[m]), float(shares[m].sum())) for m in range(len(shares))]
+        by_party = [
+            (f"party {m}", int(self.widths[m]), float(shares[m].sum())) for m in range(len(shares))
+        ]
         order = shares.flatten().argsort(descending=True, stable=True)[:10].tolist()
         width = max(shares.shape[1], 1)
-        top = [(f"party {i // width}", i % width, float(shares.flatten()[i])) for i in order if shares.flatten()[i] > 0]
+        top = [
+            (f"party {i // width}", i % width, float(shares.flatten()[i]))
+            for i in order
+            if shares.flatten()[i] > 0
+        ]
         return [
             LearnedTable(
-                "Importance: the share of the gains of all splits", ("Party", "Columns", "Share"), tuple(by_party)
+                "Importance: the share of the gains of all splits",
+                ("Party", "Columns", "Share"),
+                tuple(by_party),
             ),
-            LearnedTable("The most important columns", ("Party", "Number of its column", "Share"), tuple(top)),
+            LearnedTable(
+                "The most important columns", ("Party", "Number of its column", "Share"), tuple(top)
+            ),
         ]
 
 
 def planted(
-    active: VerticalForestActive, bins: np.ndarray, y: np.ndarray, old: Trees | None, rng: np.random.Generator
+    active: VerticalForestActive,
+    bins: np.ndarray,
+    y: np.ndarray,
+    old: Trees | None,
+    rng: np.random.Generator,
 ) -> tuple[Any, np.ndarray]:
-    """The old trees and a lot of a forest from rows bins (n, F) and y (n,); and the gains (F,) of its splits."""
+    """The old trees and a lot of a forest from rows bins (n, F) and y (n,); and the gains (F,) of
+    its splits.
+    """
     cfg, n = active.cfg, len(y)
     assert isinstance(cfg, VerticalForestConfig)
     drawn = np.stack([np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(cfg.lot)])
@@ -312,9 +361,15 @@ def planted(
 
 
 def boosted(
-    active: VerticalForestActive, cfg: VerticalBoostingConfig, bins: np.ndarray, y: np.ndarray, old: Trees | None
+    active: VerticalForestActive,
+    cfg: VerticalBoostingConfig,
+    bins: np.ndarray,
+    y: np.ndarray,
+    old: Trees | None,
 ) -> tuple[Any, np.ndarray]:
-    """The old trees and a lot of boosted ones from rows bins (n, F) and y (n,); and the gains (F,) of their splits."""
+    """The old trees and a lot of boosted ones from rows bins (n, F) and y (n,); and the gains (F,)
+    of their splits.
+    """
     n, K, number = len(y), active.context.classes, active.context.target is not None
     before = old or boosting.base(None if number else np.bincount(y, minlength=K))
     exponent = int(np.frexp(np.abs(y).max())[1]) if number else 0
@@ -343,7 +398,11 @@ def layout_of(bins: int, columns: int) -> Bins:
 
 
 def round(
-    fed: Federation, active: VerticalForestActive, parties: Sequence[int], cfg: VerticalForestConfig, t: int
+    fed: Federation,
+    active: VerticalForestActive,
+    parties: Sequence[int],
+    cfg: VerticalForestConfig,
+    t: int,
 ) -> Iterator[str]:
     """Ask for bins that the active party lacks, and grow a lot of trees."""
 
@@ -352,13 +411,21 @@ def round(
             raise MessageError(f"bins must be below {cfg.bins}, in 1 to {MOST_COLUMNS} columns")
 
     if lacking := [m for m in parties if str(m) not in active.sent]:
-        active.take(fed.call(lacking, "bins", expect=Shape("uint8", active.context.aligned, None), check=check))
+        active.take(
+            fed.call(
+                lacking, "bins", expect=Shape("uint8", active.context.aligned, None), check=check
+            )
+        )
     active.grow(t)
     yield "round"
 
 
 def round_alone(
-    fed: Federation, active: VerticalForestActive, parties: Sequence[int], cfg: VerticalForestConfig, t: int
+    fed: Federation,
+    active: VerticalForestActive,
+    parties: Sequence[int],
+    cfg: VerticalForestConfig,
+    t: int,
 ) -> Iterator[str]:
     """A lot of trees over the active party's own columns."""
     yield from round(fed, active, [m for m in parties if m == 0], cfg, t)
@@ -367,7 +434,8 @@ def round_alone(
 VERTICAL_FOREST = Method(
     name="vertical-forest",
     title="A random forest over the bins of all parties' columns, sent once",
-    paper="L. Breiman: Random Forests, 2001; Z. Tian et al.: FederBoost: Private Federated Learning for GBDT, 2020",
+    paper="L. Breiman: Random Forests, 2001; Z. Tian et al.: FederBoost: Private Federated "
+    "Learning for GBDT, 2020",
     family="vertical",
     tasks=EVERY_TASK,
     no_local="trees have no optimizer and count each row once",

@@ -1,8 +1,8 @@
 """The ClientApp: answers a SuperNode's calls, by the node's own config and beside its own data.
 
 Flower starts a process for each message, so all state is in the folder of the node's
-`fedloom.remote.node.service.NodeService`, which processes lock. Exceptions are caught here, as Flower would send their
-texts to the SuperLink.
+`fedloom.remote.node.service.NodeService`, which processes lock. Exceptions are caught here, as
+Flower would send their texts to the SuperLink.
 """
 
 import logging
@@ -28,7 +28,12 @@ def answer(message: Any, context: Any) -> Any:
         content = pack({"code": refusal.code, "words": refusal.words})
     except Exception:
         logging.getLogger("fedloom.node").exception("a call failed")
-        content = pack({"code": rpc_errors.FAILED, "words": "this node failed to answer; the reason is in its log"})
+        content = pack(
+            {
+                "code": rpc_errors.FAILED,
+                "words": "this node failed to answer; the reason is in its log",
+            }
+        )
     return Message(content, reply_to=message)
 
 
@@ -48,19 +53,26 @@ def _answered(content: Any, node_config: Any) -> bytes:
 
     if not isinstance(node_config.get("fedloom"), str):
         raise CallRefused(
-            rpc_errors.FAILED, "this SuperNode needs the path of its node.toml as the setting fedloom of --node-config"
+            rpc_errors.FAILED,
+            "this SuperNode needs the path of its node.toml as the setting fedloom of "
+            "--node-config",
         )
     config = read(Path(node_config["fedloom"]))
     (kind, to), body = unpack(content, "kind", "to")
     if to != config.name:
-        raise mismatch(f"this node is {config.name}, not {to}: check the name that its SuperNode is registered with")
+        raise mismatch(
+            f"this node is {config.name}, not {to}: check the name that its SuperNode is "
+            "registered with"
+        )
 
     async def ask() -> bytes:
-        host = NodeService(config.model_copy(update={"insecure": True}), certified=False)  # Flower has the keys
+        # Flower has the keys
+        host = NodeService(config.model_copy(update={"insecure": True}), certified=False)
         try:
             if len(body) > config.max_message_mb << 20:
                 raise CallRefused(
-                    rpc_errors.TOO_LARGE, f"the call has {len(body)} bytes; the limit is {config.max_message_mb} MB"
+                    rpc_errors.TOO_LARGE,
+                    f"the call has {len(body)} bytes; the limit is {config.max_message_mb} MB",
                 )
             return await host.answer(CALLER, kind, body)
         finally:

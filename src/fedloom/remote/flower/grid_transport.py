@@ -1,7 +1,9 @@
-"""The ServerApp's transport: one thread that uses Flower's grid, and a connection to each SuperNode on top of it.
+"""The ServerApp's transport: one thread that uses Flower's grid, and a connection to each SuperNode
+on top of it.
 
-Flower's own `send_and_receive` polls for replies every three seconds; this transport polls more often, and sends a
-message again if its SuperNode was restarted, as Flower delivers it once only. A node still does its work once.
+Flower's own `send_and_receive` polls for replies every three seconds; this transport polls more
+often, and sends a message again if its SuperNode was restarted, as Flower delivers it once only. A
+node still does its work once.
 """
 
 import asyncio
@@ -95,7 +97,9 @@ class GridTransport:
         self._watchers.append(changed)
 
     def send(self, to: str, content: Any, seconds: float) -> Future[bytes]:
-        """The answer to a call, to come; `CallRefused` in its place if there is none. Cancel it to give up."""
+        """The answer to a call, to come; `CallRefused` in its place if there is none. Cancel it to
+        give up.
+        """
         pending = _PendingCall(to, content, monotonic() + seconds)
         with self._lock:
             self._pending.append(pending)
@@ -134,7 +138,11 @@ class GridTransport:
         nodes = [node for node in self._grid.get_nodes() if node.name]
         names = Counter(node.name for node in nodes)
         self.twice = {name for name, count in names.items() if count > 1}
-        found = {n.name: Presence(n.node_id, n.last_activated_at) for n in nodes if n.name not in self.twice}
+        found = {
+            n.name: Presence(n.node_id, n.last_activated_at)
+            for n in nodes
+            if n.name not in self.twice
+        }
         changed, self._there, self._looked = found.keys() != self._there.keys(), found, monotonic()
         for watcher in self._watchers if changed else ():
             watcher()
@@ -145,18 +153,29 @@ class GridTransport:
         for pending in messages:
             there = self._there.get(pending.to)
             if there is None:
-                _fail(pending, CallRefused(rpc_errors.UNREACHABLE, f"no SuperNode named {pending.to} is available"))
+                _fail(
+                    pending,
+                    CallRefused(
+                        rpc_errors.UNREACHABLE, f"no SuperNode named {pending.to} is available"
+                    ),
+                )
             elif pending.sent != there:
                 pending.sent = there
                 ttl = max(pending.until - monotonic(), 1.0)
-                going.append((pending, Message(pending.content, there.node, f"query.{ACTION}", ttl=ttl)))
+                going.append(
+                    (pending, Message(pending.content, there.node, f"query.{ACTION}", ttl=ttl))
+                )
         if not going:
             return
-        ids = list(self._grid.push_messages([message for _, message in going])) or [None] * len(going)
+        ids = list(self._grid.push_messages([message for _, message in going])) or [None] * len(
+            going
+        )
         for (pending, _), id in zip(going, ids, strict=True):
             pending.id = id or ""
             if not id:
-                _fail(pending, CallRefused(rpc_errors.TOO_LARGE, "the SuperLink rejected the message"))
+                _fail(
+                    pending, CallRefused(rpc_errors.TOO_LARGE, "the SuperLink rejected the message")
+                )
 
     def _pull(self, messages: list[_PendingCall]) -> None:
         """Receive the available answers."""
@@ -172,7 +191,9 @@ class GridTransport:
                     raise CallRefused(code, "the SuperNode did not answer; see its log")
                 (code, words), body = unpack(message.content, "code", "words")
                 if code:
-                    raise CallRefused(code if code in rpc_errors.CODES else rpc_errors.FAILED, printable(words))
+                    raise CallRefused(
+                        code if code in rpc_errors.CODES else rpc_errors.FAILED, printable(words)
+                    )
                 with suppress(InvalidStateError):
                     pending.answer.set_result(body)
             except CallRefused as refusal:
@@ -184,7 +205,8 @@ _MEANING: Final = {3: rpc_errors.LATE, 4: rpc_errors.UNREACHABLE, 5: rpc_errors.
 
 
 class GridClient:
-    """A connection to one node, as `fedloom.remote.engine` uses it. Made and used in one asyncio loop.
+    """A connection to one node, as `fedloom.remote.engine` uses it. Made and used in one asyncio
+    loop.
 
     Args:
         transport: it sends the calls.
@@ -192,7 +214,9 @@ class GridClient:
         changed: called with whether it is available, whenever that changes.
     """
 
-    def __init__(self, transport: GridTransport, name: str, changed: Callable[[bool], None] = lambda _: None) -> None:
+    def __init__(
+        self, transport: GridTransport, name: str, changed: Callable[[bool], None] = lambda _: None
+    ) -> None:
         self.sent = self.received = 0
         self._transport, self._name, self._changed = transport, name, changed
         self._loop = asyncio.get_running_loop()
@@ -220,14 +244,18 @@ class GridClient:
         return self.up
 
     async def ask(self, kind: str, body: bytes, *, id: str, deadline: float) -> bytes:
-        """Make a call and return its answer. The id is not used, as nodes know a repeated call by its number.
+        """Make a call and return its answer. The id is not used, as nodes know a repeated call by
+        its number.
 
         Raises:
-            CallRefused: with `UNREACHABLE` for an unavailable node, `LATE` after the deadline, or the node's error.
+            CallRefused: with `UNREACHABLE` for an unavailable node, `LATE` after the deadline, or
+                the node's error.
         """
         if kind == "close":  # a node holds nothing in memory between two calls
             return payload.pack({})
-        coming = self._transport.send(self._name, pack({"kind": kind, "to": self._name}, body), deadline)
+        coming = self._transport.send(
+            self._name, pack({"kind": kind, "to": self._name}, body), deadline
+        )
         self.sent += len(body)
         try:
             answer = await asyncio.wait_for(asyncio.wrap_future(coming), deadline)

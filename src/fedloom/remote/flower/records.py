@@ -21,7 +21,9 @@ def pack(top: dict[str, str], body: bytes = b"") -> Any:
 
 
 def unpack(content: Any, *names: str) -> tuple[list[str], bytes]:
-    """The strings of these names in a content, and its bytes; raises CallRefused if it has others."""
+    """The strings of these names in a content, and its bytes; raises CallRefused if it
+    has others.
+    """
     try:
         top, body = content[_TOP], content[_BODY][_BYTES].data
         words = [top[name] for name in names]

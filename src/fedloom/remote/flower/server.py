@@ -24,7 +24,14 @@ from fedloom.remote.coordinator import at_nodes
 from fedloom.remote.flower.grid_transport import GridClient, GridTransport
 from fedloom.remote.flower.records import CALLER
 
-OWN: Final = {"experiment": str, "nodes": str, "out": str, "resume": bool, "wait": int, "deadline": int}
+OWN: Final = {
+    "experiment": str,
+    "nodes": str,
+    "out": str,
+    "resume": bool,
+    "wait": int,
+    "deadline": int,
+}
 """Keys of the app's config in addition to settings of a run, and their types."""
 T = TypeVar("T")
 _log = logging.getLogger("fedloom.flower")
@@ -45,7 +52,14 @@ def main(grid: Any, context: Any) -> None:
     transport = GridTransport(grid)
     try:
         there = partial(backend, asked=asked, transport=transport)
-        work = partial(execute, asked.run, asked.folder, resume=asked.resume, progress=_log_round, backend=there)
+        work = partial(
+            execute,
+            asked.run,
+            asked.folder,
+            resume=asked.resume,
+            progress=_log_round,
+            backend=there,
+        )
         result = _interruptibly(work)
     finally:
         transport.close()
@@ -80,22 +94,39 @@ class RunRequest:
         Raises:
             ConfigError: a key is missing or invalid.
         """
-        own = {"out": "", "resume": False, "wait": 120, "deadline": 3600, **{k: config[k] for k in OWN if k in config}}
+        own = {
+            "out": "",
+            "resume": False,
+            "wait": 120,
+            "deadline": 3600,
+            **{k: config[k] for k in OWN if k in config},
+        }
         for name, kind in OWN.items():
             if type(own.get(name)) is not kind:
-                raise ConfigError(f"{name}: set this {kind.__name__} in the app's config, as in examples/flower")
+                raise ConfigError(
+                    f"{name}: set this {kind.__name__} in the app's config, as in examples/flower"
+                )
         nodes = tuple(own["nodes"].replace(",", " ").split())
         if not nodes:
-            raise ConfigError('nodes: name the SuperNodes in the order of the parties, such as nodes = "alpha beta"')
-        found = read(own["experiment"], [f"{k}={_spelled(v)}" for k, v in sorted(config.items()) if k not in OWN])
+            raise ConfigError(
+                'nodes: name the SuperNodes in the order of the parties, such as nodes = "alpha '
+                'beta"'
+            )
+        found = read(
+            own["experiment"],
+            [f"{k}={_spelled(v)}" for k, v in sorted(config.items()) if k not in OWN],
+        )
         if found.compare is not None:
-            raise ConfigError("experiment: a comparison has several runs; choose an experiment with one run")
+            raise ConfigError(
+                "experiment: a comparison has several runs; choose an experiment with one run"
+            )
         if found.run.engine not in (EngineConfig(), EngineConfig(name="local")):
             raise ConfigError("engine must be left out, as parties are at SuperNodes")
         if found.run.aggregate.secure:
             raise ConfigError(
-                "aggregate.secure needs certificates and sums that live in a node's memory, which SuperNodes lack: use "
-                "the engine net, or leave it out and trust the SuperLink with each message"
+                "aggregate.secure needs certificates and sums that live in a node's memory, "
+                "which SuperNodes lack: use the engine net, or leave it out and trust the "
+                "SuperLink with each message"
             )
         run = found.run.model_copy(update={"engine": EngineConfig(name="local")})
         folder = Path(own["out"]) if own["out"] else None
@@ -114,17 +145,21 @@ def backend(
     """Parties at SuperNodes.
 
     Raises:
-        ConfigError: the method needs peers to reach each other, or a node's facts differ from the expected ones.
+        ConfigError: the method needs peers to reach each other, or a node's facts differ from the
+            expected ones.
         EngineError: a SuperNode is not available.
     """
 
-    async def connect(names: Sequence[str], run: str, changed: Callable[[str, bool], None]) -> list[GridClient]:
+    async def connect(
+        names: Sequence[str], run: str, changed: Callable[[str, bool], None]
+    ) -> list[GridClient]:
         return [GridClient(transport, name, partial(changed, name)) for name in names]
 
     def start(plan: RunPlan) -> Engine:
         if plan.method.server is None or plan.method.client.TO_PEERS:
             raise ConfigError(
-                f"{plan.method.name} needs peers to reach each other, which SuperNodes cannot: use the engine net"
+                f"{plan.method.name} needs peers to reach each other, which SuperNodes cannot: "
+                "use the engine net"
             )
         return at_nodes(plan, nodes, folder, resume=resume)
 
@@ -165,4 +200,6 @@ def _log_to_stdout() -> None:
 
 
 def _log_round(status: Status) -> None:
-    _log.info("round %d of %d: %s %.3f", status.round, status.rounds, status.metric, status.accuracy)
+    _log.info(
+        "round %d of %d: %s %.3f", status.round, status.rounds, status.metric, status.accuracy
+    )

@@ -1,8 +1,10 @@
-"""Decisions of a site about runs: a run on own rows waits until it is approved, and can be stopped at once.
+"""Decisions of a site about runs: a run on own rows waits until it is approved, and can be stopped
+at once.
 
-In `STATE/approval` the node writes what waits (`RUN.waiting`), a command writes a decision (`RUN.decision`), and the
-node keeps what it accepted (`accepted.json`). Where `roles` of node.toml names who decides, a decision counts only if
-it is signed by the key of a certificate with that name and role.
+In `STATE/approval` the node writes what waits (`RUN.waiting`), a command writes a decision
+(`RUN.decision`), and the node keeps what it accepted (`accepted.json`). Where `roles` of node.toml
+names who decides, a decision counts only if it is signed by the key of a certificate with that name
+and role.
 """
 
 import json
@@ -58,11 +60,15 @@ class Approvals:
         audit: the node's log.
     """
 
-    def __init__(self, config: NodeConfig, credentials: Credentials | None, audit: AuditLog) -> None:
+    def __init__(
+        self, config: NodeConfig, credentials: Credentials | None, audit: AuditLog
+    ) -> None:
         self._config, self._credentials, self._audit = config, credentials, audit
         self._folder = config.state / FOLDER
         path = self._folder / ACCEPTED
-        self._accepted: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self._accepted: dict[str, str] = (
+            json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        )
         self._wrong: set[str] = set()
 
     def check(self, run: str, caller: str, text: str) -> None:
@@ -95,7 +101,9 @@ class Approvals:
             raise CallRefused(rpc_errors.STOPPED, f"this site has stopped run {run[:8]}")
 
     def stopped(self, run: str) -> str:
-        """Who has stopped a run; "" for nobody. It stays stopped when the certificate of whoever stopped it ends."""
+        """Who has stopped a run; "" for nobody. It stays stopped when the certificate of whoever
+        stopped it ends.
+        """
         found = self._decision(run)
         if found is not None and found.what == "approve":
             return ""
@@ -111,7 +119,9 @@ class Approvals:
         if path.exists():
             found = self._decision(AUDIT)
             if found is not None and found.what == "audit" and found.by:
-                self._audit.write("confirmed", found.by, newest=found.sha256, decision=found.model_dump())
+                self._audit.write(
+                    "confirmed", found.by, newest=found.sha256, decision=found.model_dump()
+                )
             path.unlink()
 
     def _decision(self, run: str) -> RunDecision | None:
@@ -165,10 +175,14 @@ class Approvals:
         if known is not None and (known.caller, known.text) == (caller, text):
             return
         if known is None and sum(1 for _ in self._folder.glob("*.waiting")) >= MOST_WAITING:
-            raise refused(f"{MOST_WAITING} runs wait at this node: its owner must decide about them first")
+            raise refused(
+                f"{MOST_WAITING} runs wait at this node: its owner must decide about them first"
+            )
         self._audit.write("waits for approval", caller, run=run, summary=sha256(text))
         self._note(run, caller, text)
-        _log.warning("run %s of %s waits: fedloom node NODE.toml --approve %s", run[:8], caller, run[:8])
+        _log.warning(
+            "run %s of %s waits: fedloom node NODE.toml --approve %s", run[:8], caller, run[:8]
+        )
 
     def _note(self, run: str, caller: str, text: str) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -187,18 +201,27 @@ def waiting(folder: Path, run: str) -> WaitingRun | None:
 
 
 def runs(state: Path) -> list[tuple[WaitingRun, str]]:
-    """The runs that a node's site was shown, the oldest first, each with what was decided: "waits", "approve", "stop".
+    """The runs that a node's site was shown, the oldest first, each with what was decided: "waits",
+    "approve", "stop".
 
     Args:
         state: the node's folder.
     """
     folder = state / FOLDER
-    found = [one for path in folder.glob("*.waiting") if (one := waiting(folder, path.stem)) is not None]
-    accepted = json.loads((folder / ACCEPTED).read_text(encoding="utf-8")) if (folder / ACCEPTED).exists() else {}
+    found = [
+        one for path in folder.glob("*.waiting") if (one := waiting(folder, path.stem)) is not None
+    ]
+    accepted = (
+        json.loads((folder / ACCEPTED).read_text(encoding="utf-8"))
+        if (folder / ACCEPTED).exists()
+        else {}
+    )
     decided = {}
     for one in found:
         path = folder / f"{one.run}.decision"
-        decision = RunDecision.model_validate_json(path.read_bytes()).what if path.exists() else "waits"
+        decision = (
+            RunDecision.model_validate_json(path.read_bytes()).what if path.exists() else "waits"
+        )
         decided[one.run] = "approve" if one.run in accepted and decision == "waits" else decision
     return [(one, decided[one.run]) for one in sorted(found, key=lambda one: one.since)]
 
@@ -212,7 +235,9 @@ def find(state: Path, beginning: str) -> WaitingRun:
     found = [one for one, _ in runs(state) if one.run.startswith(beginning)]
     if len(found) != 1 or len(beginning) < 4:
         known = ", ".join(one.run[:8] for one, _ in runs(state)) or "none"
-        raise ConfigError(f"no single run begins with {beginning!a}; runs here: {known} (fedloom node --runs)")
+        raise ConfigError(
+            f"no single run begins with {beginning!a}; runs here: {known} (fedloom node --runs)"
+        )
     return found[0]
 
 
@@ -225,7 +250,9 @@ def decide(state: Path, shown: WaitingRun, what: What, signer: Credentials | Non
         what: approve or stop.
         signer: whoever decides; None for a user of this machine.
     """
-    return _record(state, RunDecision(run=shown.run, what=what, sha256=sha256(shown.text), time=_now()), signer)
+    return _record(
+        state, RunDecision(run=shown.run, what=what, sha256=sha256(shown.text), time=_now()), signer
+    )
 
 
 def confirm(state: Path, newest: str, signer: Credentials) -> RunDecision:
@@ -238,7 +265,9 @@ def _record(state: Path, made: RunDecision, signer: Credentials | None) -> RunDe
         made = made.model_copy(update={"by": signer.name, "certificate": signer.shown.decode()})
         made = made.model_copy(update={"signature": signer.sign(made.signed).hex()})
     (state / FOLDER).mkdir(mode=0o700, exist_ok=True)
-    write_atomically(state / FOLDER / f"{made.run}.decision", made.model_dump_json(indent=1).encode())
+    write_atomically(
+        state / FOLDER / f"{made.run}.decision", made.model_dump_json(indent=1).encode()
+    )
     return made
 
 
@@ -253,14 +282,15 @@ def holder(config: NodeConfig, folder: Path | None, role: Role) -> Credentials |
     able = [name for name, theirs in config.roles.items() if role in theirs]
     if folder is None:
         raise ConfigError(
-            f"roles of node.toml: give --as with the folder of the certificate of {' or '.join(able) or 'somebody'}, "
-            f"who may {role}"
+            "roles of node.toml: give --as with the folder of the certificate of "
+            f"{' or '.join(able) or 'somebody'}, who may {role}"
         )
     found = Credentials(config.ca, folder / "certificate.pem", folder / "key.pem", config.revoked)
     if found.name not in able or role not in found.roles:
         raise ConfigError(
-            f"{found.name} may not {role} here: node.toml gives that role to {', '.join(able) or 'nobody'}, and the "
-            f"certificate has {', '.join(found.roles) or 'none'}; request one with --role {role}"
+            f"{found.name} may not {role} here: node.toml gives that role to "
+            f"{', '.join(able) or 'nobody'}, and the certificate has "
+            f"{', '.join(found.roles) or 'none'}; request one with --role {role}"
         )
     return found
 

@@ -1,12 +1,15 @@
 """The audit log of a node: every answer with its caller, its size and its hash, never its content.
 
-Answered calls are never dropped. Refusals have a file of their own, as anybody with a certificate can cause them.
+Answered calls are never dropped. Refusals have a file of their own, as anybody with a certificate
+can cause them.
 
-The line is written before the answer is sent. If writing fails, the call fails, and the caller may repeat it.
+The line is written before the answer is sent. If writing fails, the call fails, and the caller may
+repeat it.
 
-The lines form a chain: each holds the SHA-256 of the line before it, also across files. `verify` finds a line that was
-changed, removed or inserted. Anybody who can write to the folder can rewrite the whole chain or cut its end. To detect
-this, the owner notes the newest hash elsewhere from time to time, and compares.
+The lines form a chain: each holds the SHA-256 of the line before it, also across files. `verify`
+finds a line that was changed, removed or inserted. Anybody who can write to the folder can rewrite
+the whole chain or cut its end. To detect this, the owner notes the newest hash elsewhere from time
+to time, and compares.
 """
 
 import errno
@@ -34,7 +37,8 @@ class AuditLog:
     """Append-only files with one JSON object per line, readable by their owner only.
 
     Attributes:
-        path: answered calls. A full file is kept as `audit-….jsonl` with the time (UTC) in its name.
+        path: answered calls. A full file is kept as `audit-….jsonl` with the time (UTC) in its
+            name.
         refusals: refused calls. The last full file is kept as `refused.1.jsonl`.
     """
 
@@ -43,7 +47,8 @@ class AuditLog:
         self.refusals = path.with_name("refused.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._ends: dict[Path, tuple[int, str]] = {}  # size of each file, and the hash of its last line
+        # size of each file, and the hash of its last line
+        self._ends: dict[Path, tuple[int, str]] = {}
 
     def write(self, what: str, caller: str, **facts: Any) -> None:
         """Add a line.
@@ -66,25 +71,38 @@ class AuditLog:
         now = datetime.now(UTC)
         with self._lock:
             before, torn = self._end(path)
-            entry = {"time": now.isoformat(timespec="milliseconds"), "what": what, "caller": caller, **facts}
+            entry = {
+                "time": now.isoformat(timespec="milliseconds"),
+                "what": what,
+                "caller": caller,
+                **facts,
+            }
             line = json.dumps({**entry, "before": before}).encode()
             if path.exists() and path.stat().st_size > LARGEST:
-                os.replace(path, self._full(now) if path == self.path else path.with_suffix(".1.jsonl"))
+                os.replace(
+                    path, self._full(now) if path == self.path else path.with_suffix(".1.jsonl")
+                )
                 torn = False
             size = self._write(path, b"\n" * torn + line + b"\n")
             self._ends[path] = size, hashlib.sha256(line).hexdigest()
 
     def _end(self, path: Path) -> tuple[str, bool]:
-        """The hash of the last line, and whether the process was killed while it wrote that line."""
+        """The hash of the last line, and whether the process was killed while it wrote
+        that line.
+        """
         size = path.stat().st_size if path.exists() else 0
         known = self._ends.get(path)
         if known is not None and known[0] == size:
             return known[1], False
         if size:
             data = path.read_bytes()
-            return hashlib.sha256(data.removesuffix(b"\n").rpartition(b"\n")[2]).hexdigest(), data[-1:] != b"\n"
+            return hashlib.sha256(data.removesuffix(b"\n").rpartition(b"\n")[2]).hexdigest(), data[
+                -1:
+            ] != b"\n"
         full = sorted(path.parent.glob(f"{path.stem}-*Z.jsonl")) if path == self.path else []
-        return (hashlib.sha256(full[-1].read_bytes().splitlines()[-1]).hexdigest() if full else FIRST), False
+        return (
+            hashlib.sha256(full[-1].read_bytes().splitlines()[-1]).hexdigest() if full else FIRST
+        ), False
 
     @staticmethod
     def _write(path: Path, line: bytes) -> int:
@@ -105,7 +123,10 @@ class AuditLog:
 
     def _full(self, now: datetime) -> Path:
         """An unused name for a full file, even after the clock was set back."""
-        names = (self.path.with_stem(f"{self.path.stem}-{now + timedelta(microseconds=n):{_NAME}}") for n in count())
+        names = (
+            self.path.with_stem(f"{self.path.stem}-{now + timedelta(microseconds=n):{_NAME}}")
+            for n in count()
+        )
         return next(name for name in names if not name.exists())
 
 
@@ -119,8 +140,8 @@ class Verified(NamedTuple):
         newest: hash of the last line. Note it elsewhere: a later log must still contain it.
         refusals: lines of the chain of refused calls, of which older ones are dropped.
         newest_refusal: hash of the last of them, to be noted as well.
-        confirmed: who has confirmed the log, when, and the fingerprint of their key, the newest last. Whose key it is
-            must be checked apart.
+        confirmed: who has confirmed the log, when, and the fingerprint of their key, the newest
+            last. Whose key it is must be checked apart.
     """
 
     lines: int
@@ -140,12 +161,21 @@ def verify(folder: Path, noted: str | Sequence[str] = ()) -> Verified:
         noted: hashes that were noted earlier; the chains must contain them.
 
     Raises:
-        CheckpointError: there is no log, a line was changed, removed or inserted, or no chain has such a hash.
+        CheckpointError: there is no log, a line was changed, removed or inserted, or no chain has
+            such a hash.
     """
-    paths = [path for path in (*sorted(folder.glob("audit-*Z.jsonl")), folder / "audit.jsonl") if path.exists()]
-    refusals = [path for path in (folder / "refused.1.jsonl", folder / "refused.jsonl") if path.exists()]
+    paths = [
+        path
+        for path in (*sorted(folder.glob("audit-*Z.jsonl")), folder / "audit.jsonl")
+        if path.exists()
+    ]
+    refusals = [
+        path for path in (folder / "refused.1.jsonl", folder / "refused.jsonl") if path.exists()
+    ]
     if not (paths or refusals):
-        raise CheckpointError(f"{folder} has no audit.jsonl: give the folder that node.toml names as state")
+        raise CheckpointError(
+            f"{folder} has no audit.jsonl: give the folder that node.toml names as state"
+        )
     found, hashes = _chain(_ordered(paths), FIRST)
     others = Verified(0, 0, 0, FIRST)
     if refusals:
@@ -157,12 +187,18 @@ def verify(folder: Path, noted: str | Sequence[str] = ()) -> Verified:
         hashes |= more
     for one in [noted] if isinstance(noted, str) else noted:
         if one and one not in hashes:
-            raise CheckpointError(f"no line has the hash {one}: lines at the end were removed, or the log was replaced")
-    return found._replace(refusals=others.lines, torn=found.torn + others.torn, newest_refusal=others.newest)
+            raise CheckpointError(
+                f"no line has the hash {one}: lines at the end were removed, or the log was "
+                "replaced"
+            )
+    return found._replace(
+        refusals=others.lines, torn=found.torn + others.torn, newest_refusal=others.newest
+    )
 
 
 def _chain(log: Iterable[tuple[Path, int, bytes]], begun: str) -> tuple[Verified, set[str]]:
-    """What the lines of a chain are, and their hashes; `begun` is in place of the hash before the first line.
+    """What the lines of a chain are, and their hashes; `begun` is in place of the hash before the
+    first line.
 
     Raises:
         CheckpointError: a line does not follow the one before it.
@@ -176,8 +212,8 @@ def _chain(log: Iterable[tuple[Path, int, bytes]], begun: str) -> tuple[Verified
             key = _signed_by(entry) if entry.get("newest") in hashes else ""
             if not key:
                 raise CheckpointError(
-                    f"{path}, line {number}: {entry.get('caller')!a} has not confirmed the lines before it: they were "
-                    "replaced. Compare the files with a backup"
+                    f"{path}, line {number}: {entry.get('caller')!a} has not confirmed the lines "
+                    "before it: they were replaced. Compare the files with a backup"
                 )
             confirmed.append((str(entry["caller"]), str(entry["time"]), key))
         if entry is None:
@@ -186,8 +222,8 @@ def _chain(log: Iterable[tuple[Path, int, bytes]], begun: str) -> tuple[Verified
             unchained += 1
         elif entry.get("before") != newest:
             raise CheckpointError(
-                f"{path}, line {number}: it does not follow the line before it: a line here was changed, removed or "
-                "inserted. Compare the files with a backup"
+                f"{path}, line {number}: it does not follow the line before it: a line here was "
+                "changed, removed or inserted. Compare the files with a backup"
             )
         else:
             lines += 1
@@ -197,7 +233,9 @@ def _chain(log: Iterable[tuple[Path, int, bytes]], begun: str) -> tuple[Verified
 
 
 def _signed_by(entry: Mapping[str, Any]) -> str:
-    """The fingerprint of the key that signed an auditor's line; "" if the signature is not that of the line."""
+    """The fingerprint of the key that signed an auditor's line; "" if the signature is not that of
+    the line.
+    """
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
@@ -216,7 +254,9 @@ def _signed_by(entry: Mapping[str, Any]) -> str:
 
 
 def _ordered(paths: Iterable[Path], newest: str = FIRST) -> Iterator[tuple[Path, int, bytes]]:
-    """All lines with file and number. Files follow each other by their hashes, as a clock may have been set back."""
+    """All lines with file and number. Files follow each other by their hashes, as a clock may have
+    been set back.
+    """
     first = {}
     for path in paths:
         with path.open("rb") as file:

@@ -1,9 +1,13 @@
-"""What a node has let out about each cohort of people: one record for all runs, callers and methods, on disk.
+"""What a node has let out about each cohort of people: one record for all runs, callers and
+methods, on disk.
 
-A number in it grows with each change. A second file elsewhere, the anchor, has the highest number and is written before
-the record: one that is older than the anchor was restored from a copy, and allows nothing until the owner accepts that.
-The new record is on disk as a draft before the anchor is written: a node that is killed in between continues with it.
-The owner makes the anchor: a node that made it by itself would count as new where both files are lost.
+A number in it grows with each change. A second file elsewhere, the anchor, has the highest number
+and is written before
+the record: one that is older than the anchor was restored from a copy, and allows nothing until the
+owner accepts that. The new record is on disk as a draft before the anchor is written: a node that
+is killed in between continues with it.
+The owner makes the anchor: a node that made it by itself would count as new where both files are
+    lost.
 """
 
 import hashlib
@@ -87,7 +91,8 @@ class Budget:
         """What was let out about a cohort.
 
         Raises:
-            PrivacyBudgetSpent: the record cannot be read, or is not the newest one; nothing may be let out.
+            PrivacyBudgetSpent: the record cannot be read, or is not the newest one; nothing may be
+                let out.
         """
         return self._read().cohorts.get(cohort, Spent())
 
@@ -109,14 +114,16 @@ class Budget:
         for other, one in record.cohorts.items():
             if other != cohort and {*known} & {*one.files}:
                 raise PrivacyBudgetSpent(
-                    f"the file of {cohort!a} is that of {other!a}, too: its owner must give both the same people"
+                    f"the file of {cohort!a} is that of {other!a}, too: its owner must give both "
+                    "the same people"
                 )
         change(spent)
         spent.files = [*dict.fromkeys([*spent.files, *known])]
         self._write(record)
 
     def accept_restored(self, charge: Callable[[dict[str, Spent]], None]) -> int:
-        """Make an older record the newest, after `charge` has added what may have been let out since.
+        """Make an older record the newest, after `charge` has added what may have been let out
+        since.
 
         Returns:
             The missing changes.
@@ -135,11 +142,14 @@ class Budget:
             ConfigError: there is one, or was one, or none is set.
         """
         if self._anchor is None or self._anchor.exists():
-            raise ConfigError("set anchor in node.toml, to a file that does not exist yet, for --new-anchor")
+            raise ConfigError(
+                "set anchor in node.toml, to a file that does not exist yet, for --new-anchor"
+            )
         record = self._load()
         if record.anchored:
             raise ConfigError(
-                "this node's record had an anchor: restore that file, or count all limits by --accept-restored"
+                "this node's record had an anchor: restore that file, or count all limits by "
+                "--accept-restored"
             )
         self._write(record)
 
@@ -157,15 +167,18 @@ class Budget:
         record = self._load()
         if self._anchor_is_missing():
             raise PrivacyBudgetSpent(
-                "this node's anchor is missing: its owner must restore that file, or run fedloom node --accept-restored"
+                "this node's anchor is missing: its owner must restore that file, or run fedloom "
+                "node --accept-restored"
                 if record.anchored
-                else "this node's anchor has not been made: its owner must run fedloom node NODE.toml --new-anchor, "
-                "once, unless a record of its budgets was lost"
+                else "this node's anchor has not been made: its owner must run fedloom node "
+                "NODE.toml --new-anchor, once, unless a record of its budgets was lost"
             )
         if record.number < (newest := self._newest()):
             record = self._load(NEXT)
             if record.number != newest:
-                raise PrivacyBudgetSpent(_accept("this node's record of its budgets is older than its anchor"))
+                raise PrivacyBudgetSpent(
+                    _accept("this node's record of its budgets is older than its anchor")
+                )
         return record
 
     def _load(self, name: str = FILE) -> _Record:
@@ -176,7 +189,8 @@ class Budget:
             return _Record.model_validate_json(path.read_bytes(), strict=True)
         except (OSError, ValidationError):
             raise PrivacyBudgetSpent(
-                f"this node's record of its privacy budget cannot be read: its owner must restore {name}"
+                "this node's record of its privacy budget cannot be read: its owner must restore "
+                f"{name}"
             ) from None
 
     def _anchor_is_missing(self) -> bool:
@@ -188,7 +202,9 @@ class Budget:
         try:
             return int(self._anchor.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            raise PrivacyBudgetSpent("this node's anchor cannot be read: its owner must restore it") from None
+            raise PrivacyBudgetSpent(
+                "this node's anchor cannot be read: its owner must restore it"
+            ) from None
 
     def _write(self, record: _Record) -> None:
         record.number, record.anchored = record.number + 1, self._anchor is not None
@@ -213,4 +229,7 @@ class Budget:
 
 
 def _accept(problem: str) -> str:
-    return f"{problem}: its owner must restore the newest {FILE}, or run fedloom node --accept-restored"
+    return (
+        f"{problem}: its owner must restore the newest {FILE}, or run fedloom node "
+        "--accept-restored"
+    )

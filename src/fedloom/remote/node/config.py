@@ -1,6 +1,7 @@
 """`node.toml`: a node's name, the coordinators that it dials, and its policy.
 
-The node's owner decides on all of it. A run that violates the policy is refused before any work, with the reason.
+The node's owner decides on all of it. A run that violates the policy is refused before any work,
+with the reason.
 """
 
 import logging
@@ -38,16 +39,21 @@ class NodeData(FileSection):
     dataset: str | None = None
     """A public data set, of which a run assigns this node its part."""
     root: RelativeName | None = None
-    """A folder with data sets in the hub's layout (dataset); default: the variable FEDLOOM_DATA, then the hub."""
+    """A folder with data sets in the hub's layout (dataset); default: the variable FEDLOOM_DATA,
+    then the hub.
+    """
     rows: RelativePath | None = None
     """A file or folder with this node's own rows, which never leave it."""
     public: RelativePath | None = None
     """A file with the run's public rows (rows)."""
     id: str | None = None
-    """The column that names each row (rows), never an input; where parties hold columns of their own, the column of ids
-    for alignment; None for the run's `columns.id`."""
+    """The column that names each row (rows), never an input; where parties hold columns of their
+    own, the column of ids for alignment; None for the run's `columns.id`.
+    """
     align: tuple[Literal["openmined", "plain"], ...] = ("openmined",)
-    """Allowed backends of alignment (rows). `plain` sends the coordinator a hash of each id, which can be guessed."""
+    """Allowed backends of alignment (rows). `plain` sends the coordinator a hash of each id, which
+    can be guessed.
+    """
     keep: tuple[str, ...] = ()
     """The only columns of a table that runs may use as input (rows); "*" stands for any text."""
     drop: tuple[str, ...] = ()
@@ -55,17 +61,24 @@ class NodeData(FileSection):
     label: str | None = None
     """The column that runs may use as label (rows)."""
     classes: tuple[str, ...] = ()
-    """The words of `label`: a run has these classes, and rows with another word are left out (rows)."""
+    """The words of `label`: a run has these classes, and rows with another word are left out
+    (rows).
+    """
     label_scale: tuple[float, float] | None = None
-    """Mean and s.d. of a `label` that is a number, which a run must have agreed on; in place of `classes` (rows)."""
+    """Mean and s.d. of a `label` that is a number, which a run must have agreed on; in place of
+    `classes` (rows).
+    """
     categories: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
-    """The words of each column that is a category, "?" for a missing one: a run has these, and another word in the file
-    counts as none of them (rows). Other columns in `keep` are numbers, but for those of `encode`."""
+    """The words of each column that is a category, "?" for a missing one: a run has these, and
+    another word in the file counts as none of them (rows). Other columns in `keep` are numbers, but
+    for those of `encode`.
+    """
     encode: Mapping[str, Encoding] = Field(default_factory=dict)
     """The columns that are texts or dates: a run has the same (rows)."""
     lacks: tuple[str, ...] = ()
-    """Columns that the file does not have: a run with `data.missing_columns = "allow"` may take them as missing here
-    (rows)."""
+    """Columns that the file does not have: a run with `data.missing_columns = "allow"` may take
+    them as missing here (rows).
+    """
     group: str | None = None
     """The column of the rows' owners (rows)."""
     owner: str | None = None
@@ -73,37 +86,52 @@ class NodeData(FileSection):
     missing: Missing | None = None
     """The replacement of a missing number (rows); None for the run's `data.missing`."""
     missing_words: tuple[str, ...] = MISSING_WORDS
-    """Words that stand for a missing value, in every column of a table (rows); an empty cell always does."""
+    """Words that stand for a missing value, in every column of a table (rows); an empty cell always
+    does.
+    """
     decimal: Decimal = "."
     """The sign before the decimals of a number in a table, "." or "," (rows)."""
     test: float | str | None = None
-    """The share of test rows, or the column that says train or test (rows); None for the run's `data.test_fraction`."""
+    """The share of test rows, or the column that says train or test (rows); None for the run's
+    `data.test_fraction`.
+    """
     score: bool = False
     """Whether the coordinator may have its models scored on held-out rows of this file (rows)."""
     looks: int = Field(100, ge=0)
     """Limit of the scores of this file, over all runs and callers (rows)."""
     epsilon: float = Field(10.0, gt=0)
-    """Limit of ε of all private messages about this file, over all runs and callers, while STATE is not replaced; inf
-    for none (rows)."""
+    """Limit of ε of all private messages about this file, over all runs and callers, while STATE is
+    not replaced; inf for none (rows).
+    """
     delta: float = Field(1e-5, gt=1e-10, lt=1)
     """The δ of `epsilon` (rows)."""
     reply_every: float | None = Field(None, gt=0)
-    """Seconds: a reply with differential privacy leaves at a multiple of these after its work began, and no other work
-    begins before, so that its time tells nothing of rows (rows). Set it above the slowest call; None sends each reply
-    when it is ready."""
+    """Seconds: a reply with differential privacy leaves at a multiple of these after its work
+    began, and no other work begins before, so that its time tells nothing of rows (rows). Set it
+    above the slowest call; None sends each reply when it is ready.
+    """
     people: str | None = None
-    """The name of the people whose rows these are (rows): files about the same people share one budget. None for the
-    name of this section."""
+    """The name of the people whose rows these are (rows): files about the same people share one
+    budget. None for the name of this section.
+    """
     min_class_rows: int = Field(10, ge=1)
-    """The fewest rows of a class whose mean (prototype, logits) is sent: a smaller class is sent as absent (rows)."""
+    """The fewest rows of a class whose mean (prototype, logits) is sent: a smaller class is sent as
+    absent (rows).
+    """
     exact_distances: bool = False
-    """Whether trust distances may be sent in float32, which reveals most about the own rows (rows)."""
+    """Whether trust distances may be sent in float32, which reveals most about the own rows (rows).
+    """
     max_answers: int | None = Field(None, ge=0)
-    """Limit of the rows of coordinators that are answered, over all runs (rows); None for twice the public rows."""
+    """Limit of the rows of coordinators that are answered, over all runs (rows); None for twice the
+    public rows.
+    """
     ids_total: int | None = Field(None, ge=1)
-    """Limit of the coordinators' ids in all alignments together (rows); None for twice the own rows."""
+    """Limit of the coordinators' ids in all alignments together (rows); None for twice the own
+    rows.
+    """
     max_ids: int = Field(1_000_000, ge=1, le=MOST)
-    """Limit of the coordinator's ids in one alignment (rows): it learns of each whether it is here."""
+    """Limit of the coordinator's ids in one alignment (rows): it learns of each whether it is here.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -117,8 +145,8 @@ class NodeData(FileSection):
     def _check_test(cls, test: Any) -> Any:
         if isinstance(test, list | tuple):
             raise ValueError(
-                "names of owners do not apply at a node, which has the rows of one owner: give a share, such as 0.3, "
-                "or the column that says train or test"
+                "names of owners do not apply at a node, which has the rows of one owner: give a "
+                "share, such as 0.3, or the column that says train or test"
             )
         if isinstance(test, bool) or (isinstance(test, int | float) and not 0 < test < 1):
             raise ValueError("a share must be above 0 and below 1")
@@ -127,15 +155,32 @@ class NodeData(FileSection):
     @model_validator(mode="after")
     def _one(self) -> "NodeData":
         if (self.dataset is None) == (self.rows is None):
-            raise ValueError("set exactly one of dataset (a public data set) and rows (a file of your own)")
+            raise ValueError(
+                "set exactly one of dataset (a public data set) and rows (a file of your own)"
+            )
         if self.rows is None and self.public is not None:
             raise ValueError("public needs rows; remove it, as a dataset has its own public rows")
         if self.rows is None and self.id is not None:
             raise ValueError("id needs rows; remove it, as a dataset needs no alignment")
         if self.dataset is None and self.root is not None:
             raise ValueError("root needs dataset; remove it")
-        words = ("keep", "drop", "label", "group", "owner", "missing", "test", "people", "max_answers", "ids_total",
-                 "classes", "categories", "encode", "lacks", "reply_every")  # fmt: skip
+        words = (
+            "keep",
+            "drop",
+            "label",
+            "group",
+            "owner",
+            "missing",
+            "test",
+            "people",
+            "max_answers",
+            "ids_total",
+            "classes",
+            "categories",
+            "encode",
+            "lacks",
+            "reply_every",
+        )
         if self.rows is None and (given := [name for name in words if getattr(self, name)]):
             raise ValueError(f"{given[0]} needs rows; remove it, as a run says it of a dataset")
         if self.owner is not None and self.group is None:
@@ -147,10 +192,25 @@ class NodeData(FileSection):
         """How to read the file of this node's own rows."""
         share, column = (None, self.test) if isinstance(self.test, str) else (self.test, None)
         options = DataOptions(
-            self.label, self.group, self.id, self.drop, self.keep, test=column, missing_words=self.missing_words,
+            self.label,
+            self.group,
+            self.id,
+            self.drop,
+            self.keep,
+            test=column,
+            missing_words=self.missing_words,
             decimal=self.decimal,
-        )  # fmt: skip
-        return OwnFile(options, self.owner, self.missing, share, self.classes, self.categories, self.encode, self.lacks)
+        )
+        return OwnFile(
+            options,
+            self.owner,
+            self.missing,
+            share,
+            self.classes,
+            self.categories,
+            self.encode,
+            self.lacks,
+        )
 
 
 Role = Literal["submit", "approve", "stop", "audit"]
@@ -170,22 +230,32 @@ class NodeConfig(FileSection):
     key: RelativePath = Path("key.pem")
     """The key of its certificate."""
     revoked: RelativePath | None = None
-    """PEM list of revoked certificates (CRL), read again when it changes; required with own rows."""
+    """PEM list of revoked certificates (CRL), read again when it changes; required with own rows.
+    """
     anchor: RelativePath | None = None
-    """A file outside `state`, best on another disk, with the number of the newest budget: an older copy of `state` is
-    noticed. Then, or if the file is deleted, nothing more is charged until `fedloom node NODE.toml --accept-restored`,
-    which counts all limits. `--new-anchor` makes the file. None for none."""
+    """A file outside `state`, best on another disk, with the number of the newest budget: an older
+    copy of `state` is noticed. Then, or if the file is deleted, nothing more is charged until
+    `fedloom node NODE.toml --accept-restored`, which counts all limits. `--new-anchor` makes the
+    file. None for none.
+    """
     callers: Mapping[str, tuple[str, ...]] = Field(default={"coordinator": ()}, min_length=1)
-    """The coordinators that may start runs here, by name, with the host:port that this node dials, or several. A list
-    of names, without addresses, is for a transport of another kind, such as Flower's."""
+    """The coordinators that may start runs here, by name, with the host:port that this node dials,
+    or several. A list of names, without addresses, is for a transport of another kind, such as
+    Flower's.
+    """
     peers: tuple[str, ...] = ()
-    """Names of the peers that may fetch messages left for them here, and from which this node fetches."""
+    """Names of the peers that may fetch messages left for them here, and from which this node
+    fetches.
+    """
     approve: Literal["ask", "auto", "off"] = "ask"
-    """Whether a run on own rows waits until it is approved here (fedloom node --approve): "ask" for each run, "auto"
-    not for one whose summary equals that of an approved one, "off" for none."""
+    """Whether a run on own rows waits until it is approved here (fedloom node --approve): "ask" for
+    each run, "auto" not for one whose summary equals that of an approved one, "off" for none.
+    """
     roles: Mapping[str, tuple[Role, ...]] = Field(default_factory=dict)
-    """Who may do what here, by the name in a certificate, which must have the role, too: submit runs, approve or stop
-    one, audit. Empty: each of `callers` may submit, and users of this machine may do the rest."""
+    """Who may do what here, by the name in a certificate, which must have the role, too: submit
+    runs, approve or stop
+    one, audit. Empty: each of `callers` may submit, and users of this machine may do the rest.
+    """
     outgoing: Outgoing = Outgoing()
     """Limits of what may leave this node in replies, whatever a method sends."""
     methods: Mapping[str, MethodPolicy] = Field(min_length=1)
@@ -201,18 +271,26 @@ class NodeConfig(FileSection):
     min_batch_size: int = Field(1, ge=1)
     """Smallest batch size: the fewer rows in a step, the more it reveals about each."""
     min_rows: int = Field(20, ge=1)
-    """With rows or columns of its own: smallest number of rows that a run may train on, and test on. The coordinator
-    chooses the split, and the loss of a single row would reveal it."""
+    """With rows or columns of its own: smallest number of rows that a run may train on, and test
+    on. The coordinator chooses the split, and the loss of a single row would reveal it.
+    """
     min_sum: int = Field(5, ge=3)
-    """Smallest number of nodes of a secure sum: the fewer there are, the more a sum tells about each."""
+    """Smallest number of nodes of a secure sum: the fewer there are, the more a sum tells about
+    each.
+    """
     colluders: int = Field(0, ge=0)
-    """Number of nodes of a secure sum that may help the coordinator; a run's `aggregate.colluders` must be as large."""
+    """Number of nodes of a secure sum that may help the coordinator; a run's `aggregate.colluders`
+    must be as large.
+    """
     quarantine: int = Field(5, ge=0)
-    """With rows or columns of its own: rounds for which a node that was lost in a secure sum stays out of the run's
-    sums; 0 for none, so that each round may have other nodes."""
+    """With rows or columns of its own: rounds for which a node that was lost in a secure sum stays
+    out of the run's sums; 0 for none, so that each round may have other nodes.
+    """
     secret_noise: bool = True
-    """Whether noise for privacy is drawn from a secret of this node. Otherwise the coordinator, which knows the seed,
-    could subtract the noise. Set it to false only to reproduce a run on one machine."""
+    """Whether noise for privacy is drawn from a secret of this node. Otherwise the coordinator,
+    which knows the seed, could subtract the noise. Set it to false only to reproduce a run on one
+    machine.
+    """
     evaluate: bool = True
     """Whether the coordinator may evaluate the node's model."""
     notes: bool = True
@@ -228,8 +306,9 @@ class NodeConfig(FileSection):
     max_call_seconds: float = Field(3600.0, gt=0)
     """Limit of the work of one call, in seconds: it is interrupted and undone."""
     max_memory_mb: int | None = Field(None, ge=1024)
-    """Limit of the memory that this process may allocate, in megabytes (Linux): a call that needs more fails, and
-    changes nothing. None for no limit."""
+    """Limit of the memory that this process may allocate, in megabytes (Linux): a call that needs
+    more fails, and changes nothing. None for no limit.
+    """
     keep_runs: int = Field(10, ge=1)
     """Number of runs whose state is kept."""
     keep_days: int | None = Field(None, ge=1)
@@ -253,20 +332,31 @@ class NodeConfig(FileSection):
 
     @model_validator(mode="after")
     def _reachable(self) -> "NodeConfig":
-        for name, address in ((name, at) for name, addresses in self.callers.items() for at in addresses):
+        for name, address in (
+            (name, at) for name, addresses in self.callers.items() for at in addresses
+        ):
             try:
                 endpoint(address)
             except ConfigError as error:
                 raise ValueError(f"callers.{name}: {error}") from None
             if self.insecure and not local(address):
-                raise ValueError("insecure = true needs callers at loopback addresses, such as 127.0.0.1:7443")
+                raise ValueError(
+                    "insecure = true needs callers at loopback addresses, such as 127.0.0.1:7443"
+                )
         if self.roles and self.insecure:
-            raise ValueError("roles: the insecure mode has no certificates, so nobody has a role: leave roles out")
-        dials = any(self.callers.values()) and not self.insecure
-        if dials and self.revoked is None and any(data.rows is not None for data in self.data.values()):
             raise ValueError(
-                "revoked: a node with own rows needs the list of revoked certificates: copy revoked.pem of the CA "
-                "here, which fedloom certs --list renews"
+                "roles: the insecure mode has no certificates, so nobody has a role: leave roles "
+                "out"
+            )
+        dials = any(self.callers.values()) and not self.insecure
+        if (
+            dials
+            and self.revoked is None
+            and any(data.rows is not None for data in self.data.values())
+        ):
+            raise ValueError(
+                "revoked: a node with own rows needs the list of revoked certificates: copy "
+                "revoked.pem of the CA here, which fedloom certs --list renews"
             )
         return self
 
@@ -277,7 +367,11 @@ class NodeConfig(FileSection):
     @property
     def credentials(self) -> Credentials | None:
         """The node's certificate; None in the insecure mode."""
-        return None if self.insecure else Credentials(self.ca, self.certificate, self.key, self.revoked)
+        return (
+            None
+            if self.insecure
+            else Credentials(self.ca, self.certificate, self.key, self.revoked)
+        )
 
 
 def read(path: Path) -> NodeConfig:
@@ -306,10 +400,16 @@ def _problems(config: NodeConfig) -> Iterator[str]:
                 yield f"[data.{name}] {key}: {path} does not exist"
         if data.label is not None and bool(data.classes) == (data.label_scale is not None):
             yield (
-                f'[data.{name}] label needs classes, all that runs may have, such as classes = ["no", "yes"], or of a '
+                f"[data.{name}] label needs classes, all that runs may have, such as classes = "
+                '["no", "yes"], or of a '
                 "number label_scale = [mean, s.d.]"
             )
-        if data.rows is not None and data.rows.suffix == ".csv" and data.rows.exists() and data.own.options.given():
+        if (
+            data.rows is not None
+            and data.rows.suffix == ".csv"
+            and data.rows.exists()
+            and data.own.options.given()
+        ):
             try:
                 for note in check_own(data.rows, name, data.own):
                     _log.warning("[data.%s] %s", name, note)
@@ -317,7 +417,9 @@ def _problems(config: NodeConfig) -> Iterator[str]:
                 yield f"[data.{name}] {error}"
 
 
-def check_policy(config: NodeConfig, caller: str, run: RunConfig, method: Method, cfg: Any, rounds: int) -> None:
+def check_policy(
+    config: NodeConfig, caller: str, run: RunConfig, method: Method, cfg: Any, rounds: int
+) -> None:
     """Check a run against the policy.
 
     Raises:
@@ -337,7 +439,10 @@ def _violations(
 ) -> Iterator[str]:
     """A sentence for each setting of a run that the policy does not allow, and for missing data."""
     if policy.presets is not None and run.preset not in policy.presets:
-        yield f"preset {run.preset} of {method.name} is not allowed here; allowed: {', '.join(policy.presets)}"
+        yield (
+            f"preset {run.preset} of {method.name} is not allowed here; allowed: "
+            f"{', '.join(policy.presets)}"
+        )
     if policy.presets is not None and run.params:
         yield f"presets of {method.name} may not be changed here: leave params out"
     if rounds > config.max_rounds:
@@ -347,16 +452,25 @@ def _violations(
         yield f"batch_size is {batch}; this node requires at least {config.min_batch_size}"
     yield from policy.violations(method.name, cfg, secure=run.aggregate.secure)
     if run.aggregate.secure and run.aggregate.colluders < config.colluders:
-        yield f"aggregate.colluders is {run.aggregate.colluders}; this node requires at least {config.colluders}"
+        yield (
+            f"aggregate.colluders is {run.aggregate.colluders}; this node requires at least "
+            f"{config.colluders}"
+        )
     if run.data.name not in config.data:
         yield f"this node has no data {run.data.name!r}"
         return
     data, form = config.data[run.data.name], run.data.row_schema
     few = run.aggregate.secure and cfg.participants(run.data.training) < run.data.training
     if few and config.quarantine and data.rows is not None:
-        yield "with secure sums all nodes take part in each round: set params.clients_per_round to none"
+        yield (
+            "with secure sums all nodes take part in each round: set params.clients_per_round to "
+            "none"
+        )
     if data.rows is not None and cfg.promises and not config.secret_noise:
-        yield "a run that promises an ε needs noise that nobody knows: this node's owner must set secret_noise = true"
+        yield (
+            "a run that promises an ε needs noise that nobody knows: this node's owner must set "
+            "secret_noise = true"
+        )
     if data.rows is not None and run.faults != Faults():
         yield "faults are for tests on public data sets: leave [faults] out"
     if form is not None and form.kind == "table" and data.rows is not None:
@@ -364,29 +478,51 @@ def _violations(
         lacking = [column.name for column in form.columns if column.name in data.lacks]
         if lacking and run.data.missing_columns != "allow":
             names = ", ".join(map(ascii, lacking))
-            yield f"columns {names} of {run.data.name} are missing here: leave them out, or set data.missing_columns"
+            yield (
+                f"columns {names} of {run.data.name} are missing here: leave them out, or set "
+                "data.missing_columns"
+            )
         present = [column for column in form.columns if column.name not in lacking]
         if others := [column.name for column in present if not allowed(column.name, options)]:
             kept = ", ".join(data.keep) + (f", except {', '.join(data.drop)}" if data.drop else "")
             names = ", ".join(map(ascii, others))
-            yield f"columns {names} of {run.data.name} are not allowed here; allowed: {kept if data.keep else 'none'}"
-        if data.missing is not None and (data.missing == "indicator") != (run.data.missing == "indicator"):
             yield (
-                f"missing of {run.data.name} is {data.missing!r} here and {run.data.missing!r} in the run; indicator "
-                "must be set in both or in neither, as it adds columns"
+                f"columns {names} of {run.data.name} are not allowed here; allowed: "
+                f"{kept if data.keep else 'none'}"
             )
-        if "raw rows" not in method.needs and (words := unbounded(run, cfg, data.public is not None)):
+        if data.missing is not None and (data.missing == "indicator") != (
+            run.data.missing == "indicator"
+        ):
+            yield (
+                f"missing of {run.data.name} is {data.missing!r} here and {run.data.missing!r} "
+                "in the run; indicator must be set in both or in neither, as it adds columns"
+            )
+        if "raw rows" not in method.needs and (
+            words := unbounded(run, cfg, data.public is not None)
+        ):
             yield words
         if form.label != data.label:
-            yield f"label {form.label!a} of {run.data.name} is not allowed here; allowed: {data.label or 'none'}"
+            yield (
+                f"label {form.label!a} of {run.data.name} is not allowed here; allowed: "
+                f"{data.label or 'none'}"
+            )
         for column in present:
             own_words = data.categories.get(column.name, ())
             if {*column.categories} != {*own_words}:
-                yield f"categories of {column.name!a} must be those of this node: {_listed(own_words)}"
+                yield (
+                    f"categories of {column.name!a} must be those of this node: "
+                    f"{_listed(own_words)}"
+                )
             if column.encode != data.encode.get(column.name):
-                yield f"encode of {column.name!a} must be that of this node: {data.encode.get(column.name) or 'none'}"
+                yield (
+                    f"encode of {column.name!a} must be that of this node: "
+                    f"{data.encode.get(column.name) or 'none'}"
+                )
     if form is not None and data.rows is not None and form.label_scale != data.label_scale:
-        yield f"label_scale of {run.data.name} must be that of this node, {data.label_scale or 'none'}"
+        yield (
+            f"label_scale of {run.data.name} must be that of this node, "
+            f"{data.label_scale or 'none'}"
+        )
     if form is not None and data.rows is not None and {*form.classes} != {*data.classes}:
         yield f"classes of {run.data.name} must be those of this node: {_listed(data.classes)}"
     own = run.data.own or run.columns.private
@@ -407,5 +543,8 @@ def check_row_count(config: NodeConfig, trained: int, tested: int) -> None:
         CallRefused: too few to train or to test on; the message does not reveal how many there are.
     """
     if min(trained, tested) < config.min_rows:
-        words = f"a run must train on at least {config.min_rows} rows of this node's own, and test on as many others"
+        words = (
+            f"a run must train on at least {config.min_rows} rows of this node's own, and test "
+            "on as many others"
+        )
         raise refused(f"{words}; this one has fewer: change data.test_rows or data.test_fraction")

@@ -21,15 +21,21 @@ SETTINGS = ("trust", "trust_neighbours", "trust_bits", "trust_space")
 
 
 UNKNOWN = "unknown"
-"""In place of the settings of an introduction that a lost record may have had: no settings are these."""
+"""In place of the settings of an introduction that a lost record may have had: no settings are
+these.
+"""
 
 
 def exhaust(spent: Spent, data: NodeData) -> None:
-    """Count all that the owner allows about these rows, as a lost part of the record may have had it."""
+    """Count all that the owner allows about these rows, as a lost part of the record may have had
+    it.
+    """
     assert data.rows is not None
     privacy_ledger.exhaust(spent, data.epsilon, data.delta)
     spent.looks = max(spent.looks, data.looks)
-    spent.ids = max(spent.ids, 2 * _count(data.rows, data) if data.ids_total is None else data.ids_total)
+    spent.ids = max(
+        spent.ids, 2 * _count(data.rows, data) if data.ids_total is None else data.ids_total
+    )
     answers = 2 * _count(data.public, data) if data.max_answers is None else data.max_answers
     spent.answers = max(spent.answers, answers)
     spent.introduced = spent.introduced or UNKNOWN
@@ -55,7 +61,9 @@ class OwnerLimits:
         party: of the run.
     """
 
-    def __init__(self, budget: Budget, cohort: str, data: NodeData, party: Party[MethodConfig]) -> None:
+    def __init__(
+        self, budget: Budget, cohort: str, data: NodeData, party: Party[MethodConfig]
+    ) -> None:
         assert data.rows is not None
         self._budget, self._cohort, self._data, self._party = budget, cohort, data, party
         self._file: Path = data.rows
@@ -70,7 +78,8 @@ class OwnerLimits:
         if method == "introduce" and getattr(self._party.cfg, "trust_introduces", False):
             self._introduce()
         if method == "answer" and isinstance(given.get("x"), Tensor):
-            if given["x"].shape[1:] != self._party.data.x(torch.arange(1)).shape[1:]:  # one row could hold many
+            # one row could hold many
+            if given["x"].shape[1:] != self._party.data.x(torch.arange(1)).shape[1:]:
                 raise refused("rows to be answered must have the shape of this node's own")
             self._answer(len(given["x"]))
 
@@ -79,7 +88,9 @@ class OwnerLimits:
         cfg, context = self._party.cfg, self._party.context
         if cfg.guarantees:
             return  # charged by its ε
-        exact = getattr(cfg, "trust", None) == "distance" and getattr(cfg, "trust_bits", None) is None
+        exact = (
+            getattr(cfg, "trust", None) == "distance" and getattr(cfg, "trust_bits", None) is None
+        )
         if exact and not self._data.exact_distances:
             raise refused("distances are sent in few bits: set params.trust_bits, such as 4")
         facts = {name: str(getattr(cfg, name)) for name in SETTINGS}
@@ -88,7 +99,10 @@ class OwnerLimits:
 
         def change(spent: Spent) -> None:
             if spent.introduced not in ("", known):
-                raise refused("these rows were introduced with other trust settings or public rows, and are only once")
+                raise refused(
+                    "these rows were introduced with other trust settings or public rows, and "
+                    "are only once"
+                )
             spent.introduced = known
 
         self._budget.spend(self._cohort, self._file, change)
@@ -102,6 +116,9 @@ class OwnerLimits:
         def change(spent: Spent) -> None:
             spent.answers += rows
             if spent.answers > limit:
-                raise refused(f"this node answers at most {limit} rows of coordinators in all runs (max_answers)")
+                raise refused(
+                    f"this node answers at most {limit} rows of coordinators in all runs "
+                    "(max_answers)"
+                )
 
         self._budget.spend(self._cohort, self._file, change)

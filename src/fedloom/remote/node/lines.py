@@ -17,7 +17,8 @@ class Lines:
         self._path = path
 
     def read(self) -> list[Any]:
-        """All lines. The rest of a line that a killed process began is removed: what it records was not done.
+        """All lines. The rest of a line that a killed process began is removed: what it records was
+        not done.
 
         Raises:
             OSError, ValueError: the file cannot be read.

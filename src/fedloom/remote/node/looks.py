@@ -1,9 +1,10 @@
 """Looks at a node's own rows: how many there may be of each file, and how exact they are.
 
-A coordinator chooses the model that is scored, so exact counts of right answers would reveal rows one by one. Counts
-and losses therefore get noise, keyed by the node's secret and by what was asked: a repeated look tells nothing new. A
-budget for each file, kept on disk, bounds the number of looks of all runs and callers together. That bounds what is
-told about test rows. A model that the node trained itself depends on its training rows, and its score does, too.
+A coordinator chooses the model that is scored, so exact counts of right answers would reveal rows
+one by one. Counts and losses therefore get noise, keyed by the node's secret and by what was asked:
+a repeated look tells nothing new. A budget for each file, kept on disk, bounds the number of looks
+of all runs and callers together. That bounds what is told about test rows. A model that the node
+trained itself depends on its training rows, and its score does, too.
 """
 
 import hashlib
@@ -24,12 +25,15 @@ from fedloom.remote.node.budget import Budget, Spent
 from fedloom.remote.rpc_errors import refused
 
 SCALE: Final = 2.0
-"""Scale of the noise, in rows: of two files that differ in one test row, no count is e^(1 / SCALE) times likelier."""
+"""Scale of the noise, in rows: of two files that differ in one test row, no count is e^(1 / SCALE)
+times likelier.
+"""
 
 
 def split_of(party: Party[MethodConfig], on: str) -> str:
-    """A hash of the number of test rows and of the most frequent class of them, for the node's own record; "" for a
-    number to predict, whose chance level does not depend on rows."""
+    """A hash of the number of test rows and of the most frequent class of them, for the node's own
+    record; "" for a number to predict, whose chance level does not depend on rows.
+    """
     if party.context.target is not None:
         return ""
     rows = party.context.tests[on]
@@ -38,8 +42,8 @@ def split_of(party: Party[MethodConfig], on: str) -> str:
 
 
 def look(budget: Budget, cohort: str, file: Path, limit: int, split: str = "") -> None:
-    """Record a look, on disk before it is made. The first one at another `split` than the first counts as two: its
-    chance level is a third number.
+    """Record a look, on disk before it is made. The first one at another `split` than the first
+    counts as two: its chance level is a third number.
 
     Raises:
         CallRefused: there would be more than the limit.
@@ -50,19 +54,25 @@ def look(budget: Budget, cohort: str, file: Path, limit: int, split: str = "") -
         spent.looks += 1 + bool(spent.splits and split and split not in spent.splits)
         spent.splits = [*dict.fromkeys([*spent.splits, *([split] if split else [])])]
         if spent.looks > limit:
-            raise refused(f"the {limit} looks at these rows are used up: the node's owner must raise looks")
+            raise refused(
+                f"the {limit} looks at these rows are used up: the node's owner must raise looks"
+            )
 
     budget.spend(cohort, file, change)
 
 
 def split_seed(secret: int, file: Path) -> int:
-    """The seed by which a file's rows are split into training and test rows: the same in every run."""
+    """The seed by which a file's rows are split into training and test rows: the same
+    in every run.
+    """
     return int.from_bytes(_keyed(secret, b"split", str(file.resolve()).encode())[:4], "little")
 
 
-def blurred(score: Mapping[str, Any], secret: int, asked: Mapping[str, Tree], state: Mapping[str, Tree]) -> Tree:
-    """Add noise to a score's number of correct predictions, to its loss and to the chance level, and round them. The
-    chance level always has the same noise, as no model changes it.
+def blurred(
+    score: Mapping[str, Any], secret: int, asked: Mapping[str, Tree], state: Mapping[str, Tree]
+) -> Tree:
+    """Add noise to a score's number of correct predictions, to its loss and to the chance level,
+    and round them. The chance level always has the same noise, as no model changes it.
 
     Args:
         score: of `fedloom.core.evaluation.score`.
@@ -87,14 +97,18 @@ def blurred(score: Mapping[str, Any], secret: int, asked: Mapping[str, Tree], st
 
 
 def _blurred_number(score: Mapping[str, Any], rows: int, key: bytes) -> Tree:
-    """As `blurred`, for a number: noise on means of squared and absolute errors, of which a row moves the former by
-    `MAX_ERROR` / rows. The chance level is that of the agreed s.d.: one row could move that of own rows by any amount.
+    """As `blurred`, for a number: noise on means of squared and absolute errors, of which a row
+    moves the former by `MAX_ERROR` / rows. The chance level is that of the agreed s.d.: one row
+    could move that of own rows by any amount.
     """
     squared = float(score["squared"]) + MAX_ERROR / rows * _laplace(key[:8])
     absolute = float(score["absolute"]) + MAX_ERROR**0.5 / rows * _laplace(key[8:16])
     found = {"squared": (squared, MAX_ERROR), "absolute": (absolute, MAX_ERROR**0.5)}
     return {
-        **{name: torch.tensor(min(max(round(value, 1), 0.0), most)) for name, (value, most) in found.items()},
+        **{
+            name: torch.tensor(min(max(round(value, 1), 0.0), most))
+            for name, (value, most) in found.items()
+        },
         "chance": torch.tensor(1.0),
         "rows": rows,
     }

@@ -1,4 +1,6 @@
-"""A node's part in secure sums: its keys, checks and masks. See `fedloom.protect.masks` for the protocol."""
+"""A node's part in secure sums: its keys, checks and masks. See `fedloom.protect.masks` for the
+protocol.
+"""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -59,8 +61,10 @@ class _Sum:
 
 
 class SumRecord:
-    """The arguments that a node has answered in secure sums, over all runs, with the nodes of each sum: the difference
-    of two sums for equal arguments would be the answer of those in one of them. A line for each, in one file."""
+    """The arguments that a node has answered in secure sums, over all runs, with the nodes of each
+    sum: the difference of two sums for equal arguments would be the answer of those in one of them.
+        A line for each, in one file.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._lines = Lines(folder / FILE)
@@ -95,8 +99,8 @@ class SumRecord:
 
 
 class Participants:
-    """The nodes of a run's sums, by method: those of the first one. One that was lost returns after `quarantine`
-    rounds, so that only few differences of two sums are those of one node.
+    """The nodes of a run's sums, by method: those of the first one. One that was lost returns after
+    `quarantine` rounds, so that only few differences of two sums are those of one node.
 
     Args:
         folder: of the run.
@@ -106,14 +110,19 @@ class Participants:
     def __init__(self, folder: Path, quarantine: int) -> None:
         self._lines, self._quarantine = Lines(folder / SETS), quarantine
         self._first: dict[str, list[str]] = {}
-        self._lost: dict[tuple[str, str], int] = {}  # (method, name) -> the round in which it was lost
+        # (method, name) -> the round in which it was lost
+        self._lost: dict[tuple[str, str], int] = {}
         for line in self._lines.read():
             self._add(*line)
 
     def unwanted(self, method: str, round: int, names: Collection[str]) -> list[str]:
         """Those of the names that this node does not add with in this round."""
         first = self._first.get(method, names)
-        return [name for name in names if self._quarantine and (name not in first or self._away(method, round, name))]
+        return [
+            name
+            for name in names
+            if self._quarantine and (name not in first or self._away(method, round, name))
+        ]
 
     def take(self, method: str, round: int, names: Collection[str]) -> None:
         """Record the nodes of a sum's list, or those whose vectors arrived.
@@ -124,7 +133,8 @@ class Participants:
         """
         if unwanted := self.unwanted(method, round, names):
             raise refused(
-                f"{unwanted[0]!a} is not in this run's first sum, or was lost in the last {self._quarantine} rounds"
+                f"{unwanted[0]!a} is not in this run's first sum, or was lost in the last "
+                f"{self._quarantine} rounds"
             )
         first = self._first.get(method, [*names])
         lost = [name for name in first if name not in names and not self._away(method, round, name)]
@@ -143,8 +153,8 @@ class Participants:
 
 
 class SumKeeper:
-    """The secure sums of one run at a node. They live in memory only: a node that was restarted is lost for the sum
-    under way, and the others' shares replace it.
+    """The secure sums of one run at a node. They live in memory only: a node that was restarted is
+    lost for the sum under way, and the others' shares replace it.
 
     Args:
         config: the node's.
@@ -155,9 +165,10 @@ class SumKeeper:
         participants: of the run's sums.
         colluders: of the run: see `threshold`.
         least: the fewest nodes of a sum that the run's method needs.
-        past: the hash of what this node was asked before the sum of a round and call: see `CallRecord.past`.
-        always: whether a reply that cannot be added counts as nothing: that there is none would be a message of this
-            node alone.
+        past: the hash of what this node was asked before the sum of a round and call: see
+            `CallRecord.past`.
+        always: whether a reply that cannot be added counts as nothing: that there is none would be
+            a message of this node alone.
     """
 
     def __init__(
@@ -173,7 +184,10 @@ class SumKeeper:
         past: Callable[[int, int], str] = lambda round, call: "",
         always: bool = False,
     ) -> None:
-        self._own, self._credentials, self._context, self._record = config.name, credentials, context, record
+        self._own = config.name
+        self._credentials = credentials
+        self._context = context
+        self._record = record
         self._participants, self._colluders = participants, colluders
         self._least, self._past = max(config.min_sum, least), past
         self._allowed = {config.name, *({*config.peers} & {*members.values()})}
@@ -191,16 +205,25 @@ class SumKeeper:
             raise MessageError("the names of a sum must be a list without repetitions")
         for name in names:
             if name not in self._allowed:
-                raise refused(f"{name!a} is not a peer of this node in this run, so this node adds nothing with it")
+                raise refused(
+                    f"{name!a} is not a peer of this node in this run, so this node adds nothing "
+                    "with it"
+                )
         step = request["step"]
         if step in ("shares", "list", "agree") and len(names) < self._least:
-            raise refused(f"this node adds with at least {self._least} nodes (min_sum), not {len(names)}")
+            raise refused(
+                f"this node adds with at least {self._least} nodes (min_sum), not {len(names)}"
+            )
         if step == "keys":
-            return self._begin(request, self._participants.unwanted(request["method"], request["round"], names))
+            return self._begin(
+                request, self._participants.unwanted(request["method"], request["round"], names)
+            )
         now = self._sum(request["sum"])
         if step in ("shares", "list", "agree"):
             self._participants.take(now.method, now.round, names)
-        if len(parts) != (4 * len(names) if step in ("shares", "list") else 0 if step == "agree" else len(names)):
+        if len(parts) != (
+            4 * len(names) if step in ("shares", "list") else 0 if step == "agree" else len(names)
+        ):
             raise MessageError("a step of a sum has another number of parts")
         if step in ("shares", "list"):
             now.certificates.update(zip(names, parts[3::4], strict=True))
@@ -223,7 +246,9 @@ class SumKeeper:
             return payload.pack({"names": [*opened]}, *opened.values())
         raise MessageError(f"a sum has no step {step!a}")
 
-    def masked(self, reply: Tree | Failure, request: Mapping[str, Any], shared: Tree) -> Tree | Failure:
+    def masked(
+        self, reply: Tree | Failure, request: Mapping[str, Any], shared: Tree
+    ) -> Tree | Failure:
         """The masked form of a party's reply, (d + 1,) int64; or the reason why it cannot be added.
 
         Args:
@@ -245,7 +270,9 @@ class SumKeeper:
         if isinstance(x, Failure):
             if not self._always or x.reason in _NO_ROWS:
                 return x
-            _log.error("a reply to %s counts as nothing in its sum: %s\n%s", now.method, x.reason, x.trace)
+            _log.error(
+                "a reply to %s counts as nothing in its sum: %s\n%s", now.method, x.reason, x.trace
+            )
             x = np.zeros(d, np.uint64)
         asked = question(
             request["round"], request["method"], weight or "", request["expect"], names, shared,
@@ -271,11 +298,15 @@ class SumKeeper:
                 return other in self._allowed
             return self._credentials.signed(other, certificates.get(other, b""), text, signature)
 
-        member = SumMember(self._own, f"{self._context}/{name}".encode(), self._sign, verify, self._colluders)
+        member = SumMember(
+            self._own, f"{self._context}/{name}".encode(), self._sign, verify, self._colluders
+        )
         self._sums[name] = _Sum(member, request["round"], request["method"], certificates)
         keys, shown = member.keys(), b"" if self._credentials is None else self._credentials.shown
         past = self._past(request["round"], -1).encode()
-        return payload.pack({"names": [*unwanted]}, keys.mask, keys.seal, keys.signature, shown, past)
+        return payload.pack(
+            {"names": [*unwanted]}, keys.mask, keys.seal, keys.signature, shown, past
+        )
 
     def _sum(self, name: str) -> _Sum:
         if name not in self._sums:
@@ -286,7 +317,9 @@ class SumKeeper:
         return b"" if self._credentials is None else self._credentials.sign(text)
 
 
-def _encoded(reply: Tree | Failure, expect: Template, weight: str | None, parties: int) -> np.ndarray | Failure:
+def _encoded(
+    reply: Tree | Failure, expect: Template, weight: str | None, parties: int
+) -> np.ndarray | Failure:
     """The integers of a reply, or why there are none."""
     if (failure := reply_problem(reply, expect)) is not None:
         return failure

@@ -1,7 +1,9 @@
-"""The node's side of an alignment, before a run is opened: find the ids that other parties have too.
+"""The node's side of an alignment, before a run is opened: find the ids that other parties have
+too.
 
-`fedloom.data.alignment` describes the steps. The result is kept as row numbers in the run's folder. Ids are in
-memory only, as hashes, and appear in no log, and in no answer except as the protocol requires.
+`fedloom.data.alignment` describes the steps. The result is kept as row numbers in the run's folder.
+Ids are in memory only, as hashes, and appear in no log, and in no answer except as the protocol
+requires.
 """
 
 import asyncio
@@ -36,7 +38,14 @@ CLASSES: Final = 100_000
 """Limit of the number of classes."""
 _STEP: Final = {"run": str, "start": int, "step": str}
 _STEPS: Final = {
-    "begin": {**_STEP, "protocol": int, "version": str, "party": int, "config": object, "rows": int},
+    "begin": {
+        **_STEP,
+        "protocol": int,
+        "version": str,
+        "party": int,
+        "config": object,
+        "rows": int,
+    },
     "shard": {**_STEP, "shard": int},
     "ids": _STEP,
     "leave": _STEP,
@@ -141,7 +150,9 @@ class Matcher:
             return await self._begin(caller, request)
         matching = self._under_way.get(request["run"])
         if matching is None or matching.caller != caller or matching.start < request["start"]:
-            raise CallRefused(rpc_errors.UNKNOWN, "no alignment of this run is in progress: begin one")
+            raise CallRefused(
+                rpc_errors.UNKNOWN, "no alignment of this run is in progress: begin one"
+            )
         if matching.start > request["start"]:
             raise superseded()
         matching.heard = monotonic()
@@ -152,7 +163,11 @@ class Matcher:
         async with matching.lock:
             if step == "keep":
                 return await self._keep(matching, request, rest)
-            return await (self._shard(matching, request["shard"], rest) if step == "shard" else self._ids(matching))
+            return await (
+                self._shard(matching, request["shard"], rest)
+                if step == "shard"
+                else self._ids(matching)
+            )
 
     async def _begin(self, caller: str, request: Mapping[str, Any]) -> bytes:
         """Read this node's ids, and answer their number."""
@@ -174,14 +189,21 @@ class Matcher:
             if config.columns.backend == "openmined":
                 library()
                 cut = shards(own, shard_count(request["rows"], len(own)))
-            return _MatchingState(caller, run, start, request["party"], request["rows"], file, own, cut)
+            return _MatchingState(
+                caller, run, start, request["party"], request["rows"], file, own, cut
+            )
 
         matching = await self._try(prepare, "read its ids")
         self._fence(caller, run, start)  # another may have begun meanwhile
         self._room(run)
         facts = {"method": config.method, "data": config.data.name, "align": config.columns.backend}
         self._audit.write(
-            "began to match", caller, run=run, **facts, ids=len(matching.own), ids_of_caller=matching.theirs
+            "began to match",
+            caller,
+            run=run,
+            **facts,
+            ids=len(matching.own),
+            ids_of_caller=matching.theirs,
         )
         _log.info("%s aligns %d ids with this node's for run %s", caller, matching.theirs, run[:8])
         self._under_way[run] = matching
@@ -190,7 +212,10 @@ class Matcher:
     def _allow(self, data: NodeData, backend: str, rows: int) -> None:
         """Check an alignment against the policy."""
         if not self._config.evaluate:
-            words = "evaluating this run needs all parties, and this node's policy does not allow evaluation"
+            words = (
+                "evaluating this run needs all parties, and this node's policy does not allow "
+                "evaluation"
+            )
             raise refused(words)
         if backend not in data.align:
             raise refused(f"ids are matched here by {' or '.join(data.align)}, not by {backend}")
@@ -204,7 +229,10 @@ class Matcher:
         def change(spent: Spent) -> None:
             spent.ids += ids
             if spent.ids > limit:
-                raise refused("the ids that coordinators may match here are used up: the owner must raise ids_total")
+                raise refused(
+                    "the ids that coordinators may match here are used up: the owner must raise "
+                    "ids_total"
+                )
 
         assert data.rows is not None
         self._budget.spend(self._config.cohort(data), data.rows, change)
@@ -225,8 +253,12 @@ class Matcher:
         if any(since > start for _, since in seen):
             raise superseded()
 
-    async def _shard(self, matching: _MatchingState, number: int, rest: Sequence[memoryview]) -> bytes:
-        """Answer one shard of the intersection; each is answered once, which limits the ids that a caller can test."""
+    async def _shard(
+        self, matching: _MatchingState, number: int, rest: Sequence[memoryview]
+    ) -> bytes:
+        """Answer one shard of the intersection; each is answered once, which limits the ids that a
+        caller can test.
+        """
         if number != matching.next or number >= len(matching.cut) or len(rest) != 1:
             raise MessageError("shards of an alignment must come in order, each once")
         request = bytes(rest[0])
@@ -259,15 +291,29 @@ class Matcher:
             raise refused("this run aligns ids by private set intersection")
         answer = payload.pack({}, b"".join(sorted(matching.own)))
         matching.told = True
-        self._audit.write("showed ids", matching.caller, run=matching.run, ids=len(matching.own), bytes_out=len(answer))
+        self._audit.write(
+            "showed ids",
+            matching.caller,
+            run=matching.run,
+            ids=len(matching.own),
+            bytes_out=len(answer),
+        )
         return answer
 
-    async def _keep(self, matching: _MatchingState, request: Mapping[str, Any], rest: Sequence[memoryview]) -> bytes:
+    async def _keep(
+        self, matching: _MatchingState, request: Mapping[str, Any], rest: Sequence[memoryview]
+    ) -> bytes:
         """Keep the numbers of aligned, test and unaligned rows."""
         if not matching.told:
             raise MessageError("an alignment can be kept only after its last shard")
-        if request["classes"] == 1 or not 0 <= request["classes"] <= CLASSES or not 8 <= len(request["mark"]) <= 64:
-            raise MessageError("an alignment must have a mark, and two classes or more, or none of a number")
+        if (
+            request["classes"] == 1
+            or not 0 <= request["classes"] <= CLASSES
+            or not 8 <= len(request["mark"]) <= 64
+        ):
+            raise MessageError(
+                "an alignment must have a mark, and two classes or more, or none of a number"
+            )
 
         def work() -> Matched:
             aligned, unaligned, test = _roles(matching, rest)
@@ -288,9 +334,19 @@ class Matcher:
         check_row_count(self._config, len(found.aligned), len(found.test))
         self._void(matching.run)
         await self._work(lambda: found.save(self._folder / f"run-{matching.run}" / FILE))
-        counts = {"aligned": len(found.aligned), "test": len(found.test), "unaligned": len(found.unaligned)}
-        self._audit.write("matched", matching.caller, run=matching.run, **counts, bytes_in=sum(map(len, rest)))
-        _log.info("run %s: %s", matching.run[:8], ", ".join(f"{n} rows {what}" for what, n in counts.items()))
+        counts = {
+            "aligned": len(found.aligned),
+            "test": len(found.test),
+            "unaligned": len(found.unaligned),
+        }
+        self._audit.write(
+            "matched", matching.caller, run=matching.run, **counts, bytes_in=sum(map(len, rest))
+        )
+        _log.info(
+            "run %s: %s",
+            matching.run[:8],
+            ", ".join(f"{n} rows {what}" for what, n in counts.items()),
+        )
         if self._under_way.get(matching.run) is matching:
             del self._under_way[matching.run]
         return payload.pack({})
@@ -306,7 +362,9 @@ class Matcher:
             raise refused(str(error)) from None
         except FedloomError as error:
             _log.error("this node failed to %s: %s", what, error)
-            raise CallRefused(rpc_errors.FAILED, f"this node failed to {what}; the reason is in its log") from None
+            raise CallRefused(
+                rpc_errors.FAILED, f"this node failed to {what}; the reason is in its log"
+            ) from None
 
 
 def recall(folder: Path, facts: Mapping[str, Any], data: NodeData) -> Matched:
@@ -329,7 +387,10 @@ def recall(folder: Path, facts: Mapping[str, Any], data: NodeData) -> Matched:
         raise superseded()
     assert data.rows is not None
     if found.file != file_sha256(data.rows):
-        raise mismatch("this node's rows have changed since the alignment: start the run again in another folder")
+        raise mismatch(
+            "this node's rows have changed since the alignment: start the run again in another "
+            "folder"
+        )
     return found
 
 
@@ -337,27 +398,39 @@ def _ids(data: NodeData, config: RunConfig) -> tuple[str, Sequence[bytes]]:
     """The SHA-256 of the file, and the hashes of its ids."""
     assert data.rows is not None
     file = file_sha256(data.rows)
-    held = PartyFile.passive(data.rows, data.id or str(config.columns.id), config.columns.label or "")
+    held = PartyFile.passive(
+        data.rows, data.id or str(config.columns.id), config.columns.label or ""
+    )
     (own,) = digests([held.ids], [str(data.rows)])
     if file != file_sha256(data.rows) or len(own) > MOST:
-        raise CheckpointError(f"{data.rows} changed while it was read, or has more than {MOST:,} rows")
+        raise CheckpointError(
+            f"{data.rows} changed while it was read, or has more than {MOST:,} rows"
+        )
     return file, own
 
 
-def _roles(matching: _MatchingState, rest: Sequence[memoryview]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The aligned, unaligned and test rows, from positions among the common ids; raises MessageError if invalid."""
+def _roles(
+    matching: _MatchingState, rest: Sequence[memoryview]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The aligned, unaligned and test rows, from positions among the common ids; raises
+    MessageError if invalid.
+    """
     if len(rest) < 2 or sum(map(len, rest[2:])) > 32 * min(matching.theirs, len(matching.own)):
         raise MessageError("an alignment must have positions, a key, and the marks of common ids")
     rows = announced_rows([bytes(part) for part in rest[1:]], matching.own)
     found: Any = message.decode(rest[0], _LARGE)
     message.check_like(found, dict.fromkeys(_ROLES, object))
     held = [found[name] for name in _ROLES]
-    if not all(isinstance(x, torch.Tensor) and x.dtype == torch.int64 and x.dim() == 1 for x in held):
+    if not all(
+        isinstance(x, torch.Tensor) and x.dtype == torch.int64 and x.dim() == 1 for x in held
+    ):
         raise MessageError("positions must be whole numbers")
     aligned, test, dealt, unused = (x.numpy() for x in held)
     people = np.concatenate([aligned, test, dealt, unused])
     if len(np.unique(people)) < len(people) or not len(aligned) or not len(test):
-        raise MessageError("a position must have one role, and some must be aligned and some tested")
+        raise MessageError(
+            "a position must have one role, and some must be aligned and some tested"
+        )
     if people.min() < 0 or people.max() >= len(rows):
         raise MessageError("positions must be those of common ids")
     others = np.setdiff1d(np.arange(len(matching.own)), rows[people])

@@ -21,15 +21,21 @@ class MethodPolicy(BaseModel):
     min: Mapping[str, float] = Field(default_factory=dict)
     """Lower bounds of settings, such as `embedding_noise = 0.5`."""
     max: Mapping[str, float] = Field(default_factory=dict)
-    """Upper bounds of settings, such as `"dp.clip" = 1.0`. A setting that is none has no bound and is refused."""
+    """Upper bounds of settings, such as `"dp.clip" = 1.0`. A setting that is none has no bound and
+    is refused.
+    """
     fixed: Mapping[str, Any] = Field(default_factory=dict)
     """Required values of settings, such as `"dp.target" = "phi"`; "none" for none."""
 
     secure: bool = False
-    """Whether runs must have aggregate.secure = true, so that no single reply of this node enters a mean unmasked."""
+    """Whether runs must have aggregate.secure = true, so that no single reply of this node enters a
+    mean unmasked.
+    """
 
     def problems(self, method: Method) -> Iterator[str]:
-        """A sentence for each condition that is invalid or that no run of this method could meet."""
+        """A sentence for each condition that is invalid or that no run of this method
+        could meet.
+        """
         for preset in self.presets or ():
             try:
                 method.configure(preset)
@@ -41,12 +47,18 @@ class MethodPolicy(BaseModel):
         for table in ("min", "max", "fixed"):
             for name, value in getattr(self, table).items():
                 if name not in kinds and name == "secure":
-                    yield f"{table}: secure is no setting of a method any more: write secure = true beside {table}"
+                    yield (
+                        f"{table}: secure is no setting of a method any more: write secure = "
+                        f"true beside {table}"
+                    )
                 elif name not in kinds:
                     unknown = f"the method has no setting {name!r}.{did_you_mean(name, kinds)}"
                     yield f"{table}: {renamed(f'params.{name}') or unknown}"
                 elif inner := next((known for known in kinds if known.startswith(f"{name}.")), ""):
-                    yield f'{table}: {name} is a table: give its settings one by one, such as "{inner}"'
+                    yield (
+                        f"{table}: {name} is a table: give its settings one by one, such as "
+                        f'"{inner}"'
+                    )
                 elif table == "fixed":
                     sound[name] = value
                 elif not _is_number(kinds[name]):
@@ -54,8 +66,9 @@ class MethodPolicy(BaseModel):
         yield from (f"fixed: {line}" for line in _impossible(method, sound, kinds))
 
     def violations(self, method: str, cfg: Any, *, secure: bool) -> Iterator[str]:
-        """A sentence for each condition that a run of the method with this config violates. `secure`: its setting
-        `aggregate.secure`."""
+        """A sentence for each condition that a run of the method with this config violates.
+        `secure`: its setting `aggregate.secure`.
+        """
         if self.secure and not secure:
             yield f"{method} has aggregate.secure = false; this node requires true"
         for name, bound in self.min.items():
@@ -90,7 +103,9 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _impossible(method: Method, fixed: Mapping[str, Any], kinds: Mapping[str, Any]) -> Iterator[str]:
+def _impossible(
+    method: Method, fixed: Mapping[str, Any], kinds: Mapping[str, Any]
+) -> Iterator[str]:
     """A sentence for each value that its setting can't have, whatever the others are."""
     params: dict[str, Any] = {}
     for name, value in fixed.items():
@@ -104,11 +119,18 @@ def _impossible(method: Method, fixed: Mapping[str, Any], kinds: Mapping[str, An
     except ConfigError as error:
         lines = [line.removeprefix("params.") for line in str(error).splitlines()]
         # A run's other settings may fix an error that concerns several settings together.
-        yield from (line for line in lines if line.startswith(tuple(f"{name}{end}" for name in fixed for end in ":.")))
+        yield from (
+            line
+            for line in lines
+            if line.startswith(tuple(f"{name}{end}" for name in fixed for end in ":."))
+        )
         return
     for name, value in fixed.items():
         if not _alike(setting(cfg, name), value):
-            yield f"{name}: {value!r} becomes {_plain(setting(cfg, name))!r} in a run: write that value"
+            yield (
+                f"{name}: {value!r} becomes {_plain(setting(cfg, name))!r} in a run: write that "
+                "value"
+            )
 
 
 def _kinds(model: type[BaseModel], at: str = "") -> dict[str, Any]:
@@ -133,4 +155,6 @@ def _is_number(kind: Any) -> bool:
         return _is_number(get_args(kind)[0])
     if get_origin(kind) is Literal:
         return any(type(value) in (int, float) for value in get_args(kind))
-    return kind in (int, float) if (parts := _either(kind)) == (kind,) else any(map(_is_number, parts))
+    return (
+        kind in (int, float) if (parts := _either(kind)) == (kind,) else any(map(_is_number, parts))
+    )

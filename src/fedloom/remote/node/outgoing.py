@@ -1,6 +1,7 @@
 """`[outgoing]` of `node.toml`: what may leave a node in replies, whatever a method sends.
 
-A reply is refused by its names and shapes only, never by its numbers, so that a refusal tells nothing about rows.
+A reply is refused by its names and shapes only, never by its numbers, so that a refusal tells
+nothing about rows.
 """
 
 from fnmatch import fnmatchcase
@@ -23,11 +24,14 @@ class Outgoing(FileSection):
     """Limits of replies to methods' calls; scores have limits of their own."""
 
     megabytes: float | None = Field(None, gt=0)
-    """Limit of what one run gets from this node in all replies, in megabytes of numbers; None for no limit."""
+    """Limit of what one run gets from this node in all replies, in megabytes of numbers; None for
+    no limit.
+    """
     numbers: int | None = Field(None, ge=1)
     """Limit of the numbers of one reply; None for no limit."""
     names: tuple[str, ...] | None = None
-    """Allowed names of a reply's parts, such as "weights"; "*" stands for any text. None for any."""
+    """Allowed names of a reply's parts, such as "weights"; "*" stands for any text. None for any.
+    """
     clip: float | None = Field(None, gt=0)
     """Numbers beyond ± clip are sent as ± clip; None for no clipping."""
 
@@ -61,20 +65,31 @@ class OutgoingFilter:
         limits, parts = self._limits, reply if isinstance(reply, dict) else {}
         for name in parts if limits.names is not None else ():
             if not any(fnmatchcase(name, pattern) for pattern in limits.names or ()):
-                raise refused(f"this site lets no part {ascii(name)[:60]} of a reply out ([outgoing] names)")
+                raise refused(
+                    f"this site lets no part {ascii(name)[:60]} of a reply out ([outgoing] names)"
+                )
         count, size = 0, 0
 
         def clipped(x: torch.Tensor) -> torch.Tensor:
             nonlocal count, size
             count, size = count + x.numel(), size + x.numel() * x.element_size()
-            return x.clamp(-limits.clip, limits.clip) if limits.clip is not None and x.is_floating_point() else x
+            return (
+                x.clamp(-limits.clip, limits.clip)
+                if limits.clip is not None and x.is_floating_point()
+                else x
+            )
 
         sent = message.map_tensors(clipped, reply)
         if limits.numbers is not None and count > limits.numbers:
-            raise refused(f"this site sends at most {limits.numbers} numbers in a reply, and this one has {count}")
+            raise refused(
+                f"this site sends at most {limits.numbers} numbers in a reply, and this one has "
+                f"{count}"
+            )
         if limits.megabytes is not None:
             if self._sent + size > limits.megabytes * 1e6:
-                raise refused(f"this site sends a run at most {limits.megabytes:g} MB ([outgoing] megabytes)")
+                raise refused(
+                    f"this site sends a run at most {limits.megabytes:g} MB ([outgoing] megabytes)"
+                )
             self._sent += size
             write_atomically(self._path, str(self._sent).encode())
         return sent

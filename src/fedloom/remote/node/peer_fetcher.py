@@ -40,10 +40,13 @@ class PeerFetcher:
         audit: records every fetched message.
 
     Attributes:
-        reach: the answer of a peer, through a coordinator: see `fedloom.remote.node.process`; None if there is no way.
+        reach: the answer of a peer, through a coordinator: see `fedloom.remote.node.process`; None
+            if there is no way.
     """
 
-    def __init__(self, config: NodeConfig, credentials: Credentials | None, audit: AuditLog) -> None:
+    def __init__(
+        self, config: NodeConfig, credentials: Credentials | None, audit: AuditLog
+    ) -> None:
         self._config, self._credentials, self._audit = config, credentials, audit
         self.reach: Callable[[str, str, bytes, float], Awaitable[bytes]] | None = None
         self._begun: dict[str, tuple[str, SealedChannel]] = {}
@@ -51,9 +54,14 @@ class PeerFetcher:
     async def fetch(
         self, node_run: NodeRun, tasks: Any, end: float
     ) -> tuple[dict[tuple[int, str], Tree], list[list[Any]]]:
-        """The messages that peers left for these tasks, by (party, key); and (task, argument, name) of missing ones."""
+        """The messages that peers left for these tasks, by (party, key); and (task, argument, name)
+        of missing ones.
+        """
         if isinstance(tasks, list) and len(tasks) > MOST_TASKS:
-            raise CallRefused(rpc_errors.TOO_LARGE, f"a call may have at most {MOST_TASKS} tasks, not {len(tasks)}")
+            raise CallRefused(
+                rpc_errors.TOO_LARGE,
+                f"a call may have at most {MOST_TASKS} tasks, not {len(tasks)}",
+            )
         message.check_like(tasks, [_TASK] * len(tasks) if isinstance(tasks, list) else [])
         wanted: dict[tuple[int, str], str] = {}
         for task in tasks:
@@ -61,8 +69,12 @@ class PeerFetcher:
                 for ref in refs.values() if isinstance(refs, dict) else [refs]:
                     message.check_like(ref, _REPLY_REF)
                     wanted[reply_key(ref)] = ref[2]
-        trees = await asyncio.gather(*(self._fetch(node_run, *key, what, end) for key, what in wanted.items()))
-        fetched = {key: tree for key, tree in zip(wanted, trees, strict=True) if tree is not _MISSING}
+        trees = await asyncio.gather(
+            *(self._fetch(node_run, *key, what, end) for key, what in wanted.items())
+        )
+        fetched = {
+            key: tree for key, tree in zip(wanted, trees, strict=True) if tree is not _MISSING
+        }
         missing = [
             [n, name, k]
             for n, task in enumerate(tasks)
@@ -74,10 +86,16 @@ class PeerFetcher:
         return fetched, missing
 
     async def _fetch(self, node_run: NodeRun, owner: int, key: str, what: str, end: float) -> Any:
-        """The message that party `owner` left under a key, if it fits its description; otherwise `_MISSING`."""
+        """The message that party `owner` left under a key, if it fits its description; otherwise
+        `_MISSING`.
+        """
         name = node_run.members.get(str(owner), "")
         if name not in self._config.peers or self.reach is None:
-            _log.warning("run %s: party %d, to be fetched from, is not a peer of this node", node_run.run[:8], owner)
+            _log.warning(
+                "run %s: party %d, to be fetched from, is not a peer of this node",
+                node_run.run[:8],
+                owner,
+            )
             return _MISSING
         try:
             data = await self._request(node_run, name, payload.pack({"key": key}), end)
@@ -103,7 +121,9 @@ class PeerFetcher:
         head, part = {"peer": name, "run": node_run.run, "session": ""}, sealed.shake()
         for last in (False, True):
             sent = payload.pack({**head}, part)
-            answer = await self.reach(node_run.caller, node_run.run, sent, max(end - monotonic(), 0.001))
+            answer = await self.reach(
+                node_run.caller, node_run.run, sent, max(end - monotonic(), 0.001)
+            )
             told, rest = await asyncio.to_thread(payload.unpack, answer, {"session": str})
             if len(rest) != 1:
                 raise MessageError("a peer's answer must have one part")
@@ -112,7 +132,7 @@ class PeerFetcher:
                 part = sealed.shake(rest[0]) + sealed.seal(body)
         return await asyncio.to_thread(sealed.open, rest[0])
 
-    # -- the other end -----------------------------------------------------------------------------------------------
+    # -- the other end -----------------------------------------------------------------------------
 
     def greet(self, name: str, received: memoryview) -> bytes:
         """Begin a connection that a peer requests."""
@@ -127,7 +147,9 @@ class PeerFetcher:
         """End the handshake, after which the peer's name is proved, and return its request."""
         begun, sealed = self._begun.pop(session, ("", None))
         if sealed is None or begun != name:
-            raise CallRefused(rpc_errors.UNKNOWN, "this exchange was not begun here: begin it again")
+            raise CallRefused(
+                rpc_errors.UNKNOWN, "this exchange was not begun here: begin it again"
+            )
         sealed.shake(received)
         return sealed, sealed.open()
 

@@ -1,11 +1,13 @@
-"""The privacy budget of a node's own rows: the ε that private messages about each cohort have spent.
+"""The privacy budget of a node's own rows: the ε that private messages about each cohort have
+spent.
 
-The record continues over runs, callers and methods, because all of them concern the same people. A release is recorded
-before it is made, so that one that is lost counts too. A reply that is repeated from the store is not released again
-and costs nothing.
+The record continues over runs, callers and methods, because all of them concern the same people. A
+release is recorded before it is made, so that one that is lost counts too. A reply that is repeated
+from the store is not released again and costs nothing.
 
-ε is that of all releases of a cohort together, between data sets of which one has a row that counts as nothing in the
-other; the number of rows is public. Messages without noise have no ε and are not in the record.
+ε is that of all releases of a cohort together, between data sets of which one has a row that counts
+as nothing in the other; the number of rows is public. Messages without noise have no ε and are not
+in the record.
 """
 
 import math
@@ -17,7 +19,9 @@ from fedloom.protect.accountant import Releases, epsilon, noise_for
 from fedloom.remote.node.budget import Budget, Spent, SpentReleases
 
 
-def charge(budget: Budget, cohort: str, file: Path, release: Releases, limit: float, delta: float) -> None:
+def charge(
+    budget: Budget, cohort: str, file: Path, release: Releases, limit: float, delta: float
+) -> None:
     """Record further releases, on disk before they are made.
 
     Args:
@@ -38,8 +42,9 @@ def charge(budget: Budget, cohort: str, file: Path, release: Releases, limit: fl
         found = epsilon(spent.all_releases(), delta)
         if not found <= limit:
             raise PrivacyBudgetSpent(
-                f"the privacy budget of these rows is ε = {limit:g} at δ = {delta:g}, and this call would make it "
-                f"{found:.2f}: use more noise or fewer rounds, or ask the node's owner to raise epsilon"
+                f"the privacy budget of these rows is ε = {limit:g} at δ = {delta:g}, and this "
+                f"call would make it {found:.2f}: use more noise or fewer rounds, or ask the "
+                "node's owner to raise epsilon"
             )
 
     budget.spend(cohort, file, change)
@@ -50,7 +55,10 @@ def add(spent: Spent, release: Releases) -> None:
     before = {(one.sigma, one.rate, one.excess): one.count for one in spent.releases}
     which = (release.sigma, release.rate, release.excess)
     after = {**before, which: before.get(which, 0) + release.count}
-    spent.releases = [SpentReleases(sigma=s, rate=rate, count=n, excess=more) for (s, rate, more), n in after.items()]
+    spent.releases = [
+        SpentReleases(sigma=s, rate=rate, count=n, excess=more)
+        for (s, rate, more), n in after.items()
+    ]
 
 
 def exhaust(spent: Spent, limit: float, delta: float) -> None:

@@ -42,7 +42,9 @@ class CoordinatorLink:
         run: the run of the coordinator that answered last.
     """
 
-    def __init__(self, service: NodeService, name: str, address: str, credentials: Credentials | None) -> None:
+    def __init__(
+        self, service: NodeService, name: str, address: str, credentials: Credentials | None
+    ) -> None:
         self.name, self.run = name, ""
         self._service, self._session = service, secrets.token_hex(8)
         self._limit = service.config.max_message_mb << 20
@@ -66,7 +68,9 @@ class CoordinatorLink:
 
     async def ask(self, kind: str, body: bytes, deadline: float) -> bytes:
         """The coordinator's answer; raises CallRefused."""
-        return await self._client.ask(kind, body, id=f"{self._session}/{secrets.token_hex(8)}", deadline=deadline)
+        return await self._client.ask(
+            kind, body, id=f"{self._session}/{secrets.token_hex(8)}", deadline=deadline
+        )
 
     async def close(self) -> None:
         """Close the connection; calls in progress are not answered."""
@@ -77,7 +81,12 @@ class CoordinatorLink:
         await self._client.close()
 
     def _changed(self, up: bool) -> None:
-        _log.info("%s at %s is %s", self.name, self._client.address.at, "connected" if up else "disconnected")
+        _log.info(
+            "%s at %s is %s",
+            self.name,
+            self._client.address.at,
+            "connected" if up else "disconnected",
+        )
 
     def _heard(self, run: str) -> None:
         self.run = run
@@ -89,14 +98,25 @@ class CoordinatorLink:
         while True:
             try:
                 if not await self._client.wait(1.0):
-                    raise CallRefused(rpc_errors.UNREACHABLE, self._client.problem or "no answer yet")
-                request: Tree = {"hub": hub, "last": last, "session": self._session, "limit": self._limit}
-                head, rest = payload.unpack(await self.ask("next", payload.pack(request), _POLL), _CALL)
+                    raise CallRefused(
+                        rpc_errors.UNREACHABLE, self._client.problem or "no answer yet"
+                    )
+                request: Tree = {
+                    "hub": hub,
+                    "last": last,
+                    "session": self._session,
+                    "limit": self._limit,
+                }
+                head, rest = payload.unpack(
+                    await self.ask("next", payload.pack(request), _POLL), _CALL
+                )
                 problem = ""
             except (CallRefused, MessageError) as error:
                 if str(error) != problem and getattr(error, "code", "") != rpc_errors.LATE:
                     problem = str(error)
-                    _log.warning("no connection to %s at %s: %s", self.name, self._client.address.at, problem)
+                    _log.warning(
+                        "no connection to %s at %s: %s", self.name, self._client.address.at, problem
+                    )
                 await asyncio.sleep(0.2)
                 continue
             hub, last = head["hub"], head["number"]
@@ -109,20 +129,26 @@ class CoordinatorLink:
                 task.add_done_callback(lambda _: self._room.release())
 
     async def _answer(self, call: dict[str, Any], body: bytes | None) -> None:
-        """Answer a call, whose body comes apart if it is large, and send the reply while it may be wanted."""
+        """Answer a call, whose body comes apart if it is large, and send the reply while it may be
+        wanted.
+        """
         which: dict[str, Tree] = {"hub": call["hub"], "number": call["number"]}
         try:
             if body is None and not (body := await self._ask(LARGE, payload.pack(which))):
                 return
             roles = self._client.roles
-            reply, code, words = await self._service.answer(self.name, call["kind"], body, roles), "", ""
+            reply = await self._service.answer(self.name, call["kind"], body, roles)
+            code = ""
+            words = ""
         except CallRefused as refusal:
             reply, code, words = b"", refusal.code, str(refusal)
         with suppress(CallRefused):
             await self._ask("reply", payload.pack({**which, "code": code, "words": words}, reply))
 
     async def _ask(self, kind: str, body: bytes) -> bytes:
-        """The coordinator's answer, also after its connection was lost for a while; raises CallRefused."""
+        """The coordinator's answer, also after its connection was lost for a while; raises
+        CallRefused.
+        """
         while True:
             try:
                 return await self.ask(kind, body, _POLL)
@@ -167,12 +193,15 @@ class RunningNode:
     async def stop(self) -> None:
         """Take no more calls, and close all connections."""
         self._watch.cancel()
-        await asyncio.gather(*(link.close() for link in self.links), self._watch, return_exceptions=True)
+        await asyncio.gather(
+            *(link.close() for link in self.links), self._watch, return_exceptions=True
+        )
         await self.service.close()
 
 
 def limit_memory(megabytes: int) -> None:
-    """Limit what this process may allocate from now on; an allocation beyond it raises an error in the party's code.
+    """Limit what this process may allocate from now on; an allocation beyond it raises an error in
+    the party's code.
 
     Raises:
         ConfigError: this system has no such limit.
@@ -180,8 +209,12 @@ def limit_memory(megabytes: int) -> None:
     try:
         import resource
     except ImportError:
-        raise ConfigError("max_memory_mb needs Linux: leave it out, and limit the process by other means") from None
-    resource.setrlimit(resource.RLIMIT_DATA, (megabytes << 20, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        raise ConfigError(
+            "max_memory_mb needs Linux: leave it out, and limit the process by other means"
+        ) from None
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (megabytes << 20, resource.getrlimit(resource.RLIMIT_DATA)[1])
+    )
 
 
 async def start(config: NodeConfig, service: NodeService | None = None) -> RunningNode:
@@ -191,7 +224,9 @@ async def start(config: NodeConfig, service: NodeService | None = None) -> Runni
         ConfigError: the certificate is unusable, or no caller has an address.
     """
     if not any(config.callers.values()):
-        raise ConfigError('callers: give each coordinator\'s address: callers = { coordinator = "host:7443" }')
+        raise ConfigError(
+            'callers: give each coordinator\'s address: callers = { coordinator = "host:7443" }'
+        )
     return RunningNode(service or NodeService(config))
 
 

@@ -62,10 +62,13 @@ class NodeRun:
         sums: the run's secure sums.
         calls: the calls that were answered in each round.
         rounds: the run's number of rounds.
-        limits: counts what a call lets out, and refuses it if there would be more than the node's owner allows.
+        limits: counts what a call lets out, and refuses it if there would be more than the node's
+            owner allows.
         outgoing: applies the site's limits to a reply.
-        covered: the notes that may be sent of a party whose messages have a guarantee; empty for any other party.
-        over: whether the run has ended here, such as for a newer start; calls still in the queue are refused.
+        covered: the notes that may be sent of a party whose messages have a guarantee; empty for
+            any other party.
+        over: whether the run has ended here, such as for a newer start; calls still in the queue
+            are refused.
     """
 
     run: str
@@ -100,9 +103,14 @@ class NodeRun:
 
     @property
     def summed(self) -> bool:
-        """Whether sums, and no noise, hide messages about this node's own rows: whatever else leaves it may then not
-        depend on them. With noise, failures depend on arguments alone."""
-        return self.place.counts is not None and self.party.context.aggregator.secure and not self.covered
+        """Whether sums, and no noise, hide messages about this node's own rows: whatever else
+        leaves it may then not depend on them. With noise, failures depend on arguments alone.
+        """
+        return (
+            self.place.counts is not None
+            and self.party.context.aggregator.secure
+            and not self.covered
+        )
 
     def leave(self, call: int, data: bytes) -> str:
         """Keep a reply for peers, and return its key."""
@@ -117,17 +125,26 @@ class NodeRun:
         self.left_bytes = sum(len(data) + _KEY for _, data in self.left.values())
 
     def write_scores(self, asked: Mapping[str, Any] | None = None) -> None:
-        """Write exact scores on this node's own test rows for its owner: of the model that the coordinator `asked` to
-        be scored, or of the node's own model. A page may fail to predict; then a warning is logged."""
-        how = {"on": OWN} if asked is None else {k: asked[k] for k in ("on", "eval_mode", "broadcast") if k in asked}
+        """Write exact scores on this node's own test rows for its owner: of the model that the
+        coordinator `asked` to be scored, or of the node's own model. A page may fail to predict;
+        then a warning is logged.
+        """
+        how = (
+            {"on": OWN}
+            if asked is None
+            else {k: asked[k] for k in ("on", "eval_mode", "broadcast") if k in asked}
+        )
         name = "the node's own" if asked is None else str(how.get("eval_mode") or "as evaluated")
         try:
             self.store.write_scores(self.last.round, name, exact_scores(self.party, **how))
-        except Exception as error:  # of the page, or a full disk: the owner's copy must not end the call
+        # of the page, or a full disk: the owner's copy must not end the call
+        except Exception as error:
             _log.warning("the scores of run %s were not written: %s", self.run[:8], error)
 
     def undo(self) -> None:
-        """Restore the state on disk; if that fails, the run is over here until the next call loads it again."""
+        """Restore the state on disk; if that fails, the run is over here until the next call loads
+        it again.
+        """
         try:
             before = self.store.read()
             if before is None:
@@ -138,7 +155,9 @@ class NodeRun:
             raise
 
     def gone(self) -> CallRefused:
-        """The error for calls after the end of the run here: a newer start, or the run must be opened again."""
+        """The error for calls after the end of the run here: a newer start, or the run must be
+        opened again.
+        """
         facts = self.store.facts()
         if facts is not None and facts["start"] > self.start:
             return superseded()

@@ -1,7 +1,9 @@
-"""The calls that a node has answered in each round of a run: its method says how many there are, not the caller.
+"""The calls that a node has answered in each round of a run: its method says how many there are,
+not the caller.
 
-The record is a file of lines, which survives a restart of the node and a return to an earlier round. A round that is
-repeated then has the arguments that it had, so that going back asks nothing new.
+The record is a file of lines, which survives a restart of the node and a return to an earlier
+round. A round that is repeated then has the arguments that it had, so that going back asks nothing
+new.
 """
 
 import hashlib
@@ -21,20 +23,33 @@ class CallRecord:
 
     Args:
         folder: of the run.
-        brief: the methods whose arguments matter in their round alone: those of sums that stand alone.
+        brief: the methods whose arguments matter in their round alone: those of sums that stand
+            alone.
     """
 
     def __init__(self, folder: Path, brief: Collection[str] = ()) -> None:
         self._brief = brief
-        self._asked: list[tuple[int, int, str, str]] = []  # call, round, method, arguments; in order
+        # call, round, method, arguments; in order
+        self._asked: list[tuple[int, int, str, str]] = []
         self._lines = Lines(folder / FILE)
         self._newest = -1  # of the rounds in _now
-        self._now: dict[tuple[int, str, int], dict[int, str]] = defaultdict(dict)  # call number -> arguments
+        # call number -> arguments
+        self._now: dict[tuple[int, str, int], dict[int, str]] = defaultdict(dict)
         self._ever: dict[tuple[int, str, int], list[str]] = defaultdict(list)
         for line in self._lines.read():
             self._add(line)
 
-    def take(self, call: int, round: int, method: str, asker: int, arguments: str, most: int, *, again: bool) -> None:
+    def take(
+        self,
+        call: int,
+        round: int,
+        method: str,
+        asker: int,
+        arguments: str,
+        most: int,
+        *,
+        again: bool,
+    ) -> None:
         """Record a call before it is answered.
 
         Args:
@@ -57,21 +72,32 @@ class CallRecord:
         if round < self._newest:
             raise refused(f"round {round} is over at this node")
         if len(now) >= most:
-            raise refused(f"a round calls {method} {most} times, and this node has answered it that often")
+            raise refused(
+                f"a round calls {method} {most} times, and this node has answered it that often"
+            )
         if len(ever) >= most and arguments not in ever:
-            raise refused(f"{method} was answered in round {round} with other arguments, before this node went back")
+            raise refused(
+                f"{method} was answered in round {round} with other arguments, before this node "
+                "went back"
+            )
         self._write([call, *key, arguments])
 
     def past(self, round: int, call: int = -1) -> str:
-        """The hash of what this node was asked before, as of nodes that were asked alike, whether a sum was opened or
+        """The hash of what this node was asked before, as of nodes that were asked alike, whether a
+        sum was opened or
         not: a sum that is begun and dropped teaches a party, too.
 
         Args:
             round: of the sum.
-            call: the number of the call to be summed, which is left out if it is the newest; -1 for none.
+            call: the number of the call to be summed, which is left out if it is the newest; -1 for
+                none.
         """
         before = self._asked[:-1] if self._asked and self._asked[-1][0] == call else self._asked
-        lines = [f"{at} {what} {how}\n" for _, at, what, how in before if at == round or what not in self._brief]
+        lines = [
+            f"{at} {what} {how}\n"
+            for _, at, what, how in before
+            if at == round or what not in self._brief
+        ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def back(self, round: int) -> None:
@@ -85,7 +111,9 @@ class CallRecord:
 
     def _add(self, line: list[int | str]) -> None:
         if len(line) == 1:
-            self._now = defaultdict(dict, {key: calls for key, calls in self._now.items() if key[0] < int(line[0])})
+            self._now = defaultdict(
+                dict, {key: calls for key, calls in self._now.items() if key[0] < int(line[0])}
+            )
             self._newest = max((known for known, *_ in self._now), default=-1)
             self._asked = [asked for asked in self._asked if asked[1] < int(line[0])]
             return

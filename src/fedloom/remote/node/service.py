@@ -1,8 +1,9 @@
 """A node's service, independent of the transport: its runs, its party in each, and their state.
 
-One thread does the work, in the order of the calls; everything else is answered at once, so that two parties that wait
-for each other's messages never wait for each other's work. Changes are on disk before the reply is sent, so a killed
-node loses nothing, and a repeated call gets the same reply.
+One thread does the work, in the order of the calls; everything else is answered at once, so that
+two parties that wait for each other's messages never wait for each other's work. Changes are on
+disk before the reply is sent, so a killed node loses nothing, and a repeated call gets the same
+reply.
 """
 
 import asyncio
@@ -89,11 +90,14 @@ class NodeService:
     Args:
         config: the node's.
         worker: does the work, in order; None for a thread of its own.
-        certified: whether nodes reach each other and live for a whole run. Over a transport where they do not, runs
+        certified: whether nodes reach each other and live for a whole run. Over a transport where
+            they do not, runs
             whose messages need that are refused: nothing would seal them.
     """
 
-    def __init__(self, config: NodeConfig, worker: Executor | None = None, *, certified: bool = True) -> None:
+    def __init__(
+        self, config: NodeConfig, worker: Executor | None = None, *, certified: bool = True
+    ) -> None:
         self._certified = certified
         self.config, self.credentials = config, config.credentials
         self._worker = worker or ThreadPoolExecutor(1, thread_name_prefix="fedloom-work")
@@ -116,7 +120,10 @@ class NodeService:
         self.budget, self._sums = Budget(self._folder, config.anchor), SumRecord(self._folder)
         self._prune()
         if config.anchor is None and any(data.rows is not None for data in config.data.values()):
-            _log.warning("no anchor is set: an older copy of %s would reset what was spent, unnoticed", self._folder)
+            _log.warning(
+                "no anchor is set: an older copy of %s would reset what was spent, unnoticed",
+                self._folder,
+            )
         if problem := self.budget.problem():
             _log.warning("%s; until then no run may spend anything", problem)
         self._matcher = Matcher(
@@ -131,7 +138,7 @@ class NodeService:
             void=self._void,
         )
 
-    # -- the interface of transports ----------------------------------------------------------------------
+    # -- the interface of transports ---------------------------------------------------------------
 
     def heard(self, caller: str, run: str) -> None:
         """Record the coordinator's heartbeat for a run, which says nothing about its other runs."""
@@ -140,7 +147,9 @@ class NodeService:
             node_run.heard = monotonic()
         self._matcher.heard(caller, run)
 
-    async def answer(self, caller: str, kind: str, body: bytes, roles: Collection[str] = ()) -> bytes:
+    async def answer(
+        self, caller: str, kind: str, body: bytes, roles: Collection[str] = ()
+    ) -> bytes:
         """The answer to a call.
 
         Args:
@@ -169,7 +178,9 @@ class NodeService:
                 raise refused("you are not among this node's callers")
             may = self.config.roles.get(caller, ())
             if self.config.roles and not ("submit" in may and "submit" in roles):
-                raise refused("your certificate, or this node's owner, does not give you the role submit")
+                raise refused(
+                    "your certificate, or this node's owner, does not give you the role submit"
+                )
             return await answers[kind](caller, body)
         except CallRefused as refusal:
             error = refusal.bare()
@@ -180,7 +191,9 @@ class NodeService:
             error = CallRefused(rpc_errors.FAILED, "this node cannot write its state at present")
         except Exception:
             _log.exception("a call of %s failed", caller)
-            error = CallRefused(rpc_errors.FAILED, "this node failed to answer; the reason is in its log")
+            error = CallRefused(
+                rpc_errors.FAILED, "this node failed to answer; the reason is in its log"
+            )
         try:
             raise self._log_refusal(caller, error)
         finally:
@@ -192,7 +205,7 @@ class NodeService:
             self._limit.expire()
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    # -- start, resume, end of a run -------------------------------------------------------------------------
+    # -- start, resume, end of a run ---------------------------------------------------------------
 
     async def _match(self, caller: str, body: bytes) -> bytes:
         request, rest = await asyncio.to_thread(payload.unpack, body)
@@ -202,24 +215,31 @@ class NodeService:
         return await self._matcher.answer(caller, request, rest)
 
     def _approve(self, caller: str, run: str, text: str, own: Sequence[str] = ()) -> None:
-        """Check that the site has approved a run of this config, if it is about own rows; `own` as in `summary`."""
+        """Check that the site has approved a run of this config, if it is about own rows; `own` as
+        in `summary`.
+        """
         found, method, rounds = self._read_config(caller, text)
         if self.config.data[found.data.name].rows is None:
             self.approvals.check(run, caller, "")
             return
         cfg = found.resolve()[1]
-        self.approvals.check(run, caller, summary(self.config, caller, found, method, cfg, rounds, own))
+        self.approvals.check(
+            run, caller, summary(self.config, caller, found, method, cfg, rounds, own)
+        )
 
     def _check_record(self, caller: str, text: str) -> None:
-        """Refuse secure sums of own rows in a folder that is older than its anchor: the record of answered sums is as
-        old, and the difference of two sums would be the answer of one node."""
+        """Refuse secure sums of own rows in a folder that is older than its anchor: the record of
+        answered sums is as old, and the difference of two sums would be the answer of one node.
+        """
         run, *_ = self._read_config(caller, text)
         own = self.config.data[run.data.name].rows is not None
         if own and run.aggregate.secure and (problem := self.budget.problem()):
             raise refused(problem)
 
     async def _own_epsilon(self, caller: str, run: str, text: str) -> tuple[str, ...]:
-        """What a run with noise spends at most, for its approval. The file is read once for each text."""
+        """What a run with noise spends at most, for its approval. The file is read once for each
+        text.
+        """
         found, _, rounds = self._read_config(caller, text)
         data = self.config.data[found.data.name]
         if data.rows is None or self.config.approve == "off" or not found.resolve()[1].promises:
@@ -228,12 +248,15 @@ class NodeService:
         which = sha256(f"{text} {at.st_size} {at.st_mtime_ns}")
         if which not in self._planned:
             facts = {"caller": caller, "party": 0, "config": text}
-            self._planned = {which: await self._work(lambda: self._planned_epsilon(facts, run, rounds))}
+            self._planned = {
+                which: await self._work(lambda: self._planned_epsilon(facts, run, rounds))
+            }
         return self._planned[which]
 
     def _planned_epsilon(self, facts: Mapping[str, Any], run: str, rounds: int) -> tuple[str, ...]:
-        """See `_own_epsilon`. That there is no party, such as for too few rows, is for the site alone: a coordinator
-        whose run nobody has approved learns nothing of rows."""
+        """See `_own_epsilon`. That there is no party, such as for too few rows, is for the site
+        alone: a coordinator whose run nobody has approved learns nothing of rows.
+        """
         try:
             place = self._build_party(facts, Store(self._folder / f"run-{run}"))
         except CallRefused as refusal:
@@ -241,8 +264,9 @@ class NodeService:
         return tuple(own_epsilon(place.party, rounds))
 
     def stop_runs(self) -> None:
-        """End the runs that the site has stopped since: work under way is interrupted and undone. And write down what
-        an auditor has confirmed."""
+        """End the runs that the site has stopped since: work under way is interrupted and undone.
+        And write down what an auditor has confirmed.
+        """
         self.approvals.confirm()
         for run, node_run in [*self._node_runs.items()]:
             by = self.approvals.stopped(run)
@@ -287,16 +311,28 @@ class NodeService:
             if before is not None and before["caller"] != caller:
                 raise refused("this run is another coordinator's")
             resumed, newest = False, -1 if before is None else before["start"]
-            if newest == request["start"] and (last := await asyncio.to_thread(store.read)) is not None:
-                resumed, newest = last.start == newest, last.start  # perhaps of a newer start that was interrupted
+            if (
+                newest == request["start"]
+                and (last := await asyncio.to_thread(store.read)) is not None
+            ):
+                # perhaps of a newer start that was interrupted
+                resumed, newest = last.start == newest, last.start
             if newest > request["start"]:
                 raise superseded()
             now = self._node_runs.get(run)  # it may have been dropped meanwhile
             if now is None or now.over or now.start != request["start"] or not resumed:
-                now = await self._start_party(run, facts, store, fresh=not resumed, resume=request["resume"])
-            self.audit.write("opened", caller, run=run, party=request["party"], method=now.place.facts["method"])
+                now = await self._start_party(
+                    run, facts, store, fresh=not resumed, resume=request["resume"]
+                )
+            self.audit.write(
+                "opened", caller, run=run, party=request["party"], method=now.place.facts["method"]
+            )
             _log.info("%s opened run %s: %s", caller, run[:8], now.place.facts["method"])
-            head: dict[str, Tree] = {"resumed": resumed, "call": now.last.call, "evaluates": self._evaluates(now)}
+            head: dict[str, Tree] = {
+                "resumed": resumed,
+                "call": now.last.call,
+                "evaluates": self._evaluates(now),
+            }
             return payload.pack({**head, "facts": dict(now.place.facts)})
 
     def _evaluates(self, node_run: NodeRun) -> bool:
@@ -306,9 +342,13 @@ class NodeService:
     async def _start_party(
         self, run: str, facts: Mapping[str, Any], store: Store, *, fresh: bool, resume: bool = False
     ) -> NodeRun:
-        """Build the party of a run: from disk, or `fresh`. With `resume`, states of earlier starts are kept."""
+        """Build the party of a run: from disk, or `fresh`. With `resume`, states of earlier starts
+        are kept.
+        """
         members = facts["members"]
-        message.check_like(members, dict.fromkeys(members, str) if isinstance(members, dict) else {})
+        message.check_like(
+            members, dict.fromkeys(members, str) if isinstance(members, dict) else {}
+        )
 
         def start() -> NodeRun:
             place = self._build_party(facts, store)
@@ -317,7 +357,9 @@ class NodeService:
                 if run in self._node_runs:
                     self._node_runs[run].over = True
                 store.set_aside(marks=resume)
-                last = StoredState(facts["start"], UNPLACED if resume else -1, -1, state=place.party.state())
+                last = StoredState(
+                    facts["start"], UNPLACED if resume else -1, -1, state=place.party.state()
+                )
                 store.write(last)
                 store.begin(facts)
             elif last is None or last.start != facts["start"]:
@@ -325,7 +367,14 @@ class NodeService:
             else:
                 place.party.load(last.state)  # type: ignore[arg-type]
             node_run = NodeRun(
-                run, facts["caller"], facts["start"], members, place, store, light(last), self.config.notes
+                run,
+                facts["caller"],
+                facts["start"],
+                members,
+                place,
+                store,
+                light(last),
+                self.config.notes,
             )
             if fresh:
                 node_run.calls.back(0)
@@ -334,17 +383,27 @@ class NodeService:
             node_run.scored = self._scored(facts, place)
             if node_run.scored is not None:
                 data = node_run.scored.data
-                node_run.limits = OwnerLimits(self.budget, self.config.cohort(data), data, place.party).check
+                node_run.limits = OwnerLimits(
+                    self.budget, self.config.cohort(data), data, place.party
+                ).check
             if place.own and self._secret is not None and place.party.cfg.promises:
-                node_run.covered = frozenset({SIMULATED, *(one.note for one in place.party.cfg.guarantees)})
+                node_run.covered = frozenset(
+                    {SIMULATED, *(one.note for one in place.party.cfg.guarantees)}
+                )
             agreed = sha256(terms(config, method, place.party.cfg, node_run.rounds))
             quarantine = 0 if place.counts is None else self.config.quarantine
             node_run.sums = SumKeeper(
-                self.config, self.credentials, members, f"{run}/{facts['start']}/{agreed}", self._sums,
-                Participants(store.folder, quarantine), place.party.context.aggregator.colluders,
+                self.config,
+                self.credentials,
+                members,
+                f"{run}/{facts['start']}/{agreed}",
+                self._sums,
+                Participants(store.folder, quarantine),
+                place.party.context.aggregator.colluders,
                 place.party.cfg.least_in_sum(place.party.context),
-                (lambda round, call: "") if place.counts is None else node_run.calls.past, node_run.summed,
-            )  # fmt: skip
+                (lambda round, call: "") if place.counts is None else node_run.calls.past,
+                node_run.summed,
+            )
             return node_run
 
         node_run = await self._work(start)
@@ -354,9 +413,13 @@ class NodeService:
 
     def _prune(self) -> None:
         """Delete runs that need not be kept any more, each with a line in the audit log."""
-        for owner, dropped in prune(self._folder, self.config.keep_runs, {*self._node_runs}, self.config.keep_days):
+        for owner, dropped in prune(
+            self._folder, self.config.keep_runs, {*self._node_runs}, self.config.keep_days
+        ):
             self.audit.write("dropped", owner, run=dropped)
-            _log.info("deleted run %s of %s and its model (keep_runs, keep_days)", dropped[:8], owner)
+            _log.info(
+                "deleted run %s of %s and its model (keep_runs, keep_days)", dropped[:8], owner
+            )
 
     def _read_config(self, caller: str, text: str) -> tuple[RunConfig, Method, int]:
         """The run of a config, its method, and its number of rounds, if the policy allows it."""
@@ -366,19 +429,29 @@ class NodeService:
                 raise refused(complaint)
             if run.method not in self._pages and run.method not in methods.registry():
                 raise mismatch(
-                    "this node lacks the run's method: copy its page there and list it in pages of node.toml, or use "
-                    "the same version of fedloom on both sides"
+                    "this node lacks the run's method: copy its page there and list it in pages "
+                    "of node.toml, or use the same version of fedloom on both sides"
                 )
             run = run.model_copy(update={"method": self._pages.get(run.method, run.method)})
             method, cfg, rounds, _ = resolve(run, at_node=True)
         except (FedloomError, ValueError, TypeError, RecursionError) as error:
             _log.warning("invalid config of %s: %s", caller, error)
-            words = "this node cannot read the run's config: use the same version of fedloom on both sides"
+            words = (
+                "this node cannot read the run's config: use the same version of fedloom on both "
+                "sides"
+            )
             raise mismatch(words) from None
         policy.check_policy(self.config, caller, run, method, cfg, rounds)
         if not self._certified and (run.aggregate.secure or method.client.TO_PEERS):
-            needs = "aggregate.secure" if run.aggregate.secure else f"{method.name}, whose peers exchange messages,"
-            raise refused(f"{needs} needs certificates of nodes, which this transport lacks: use the engine net")
+            needs = (
+                "aggregate.secure"
+                if run.aggregate.secure
+                else f"{method.name}, whose peers exchange messages,"
+            )
+            raise refused(
+                f"{needs} needs certificates of nodes, which this transport lacks: use the "
+                "engine net"
+            )
         return run, method, rounds
 
     def _build_party(self, facts: Mapping[str, Any], store: Store) -> NodeParty:
@@ -388,9 +461,15 @@ class NodeService:
         data = self.config.data[run.data.name]
         try:
             matched = recall(store.folder, facts, data) if run.columns.private else None
-            seed = None if self._secret is None or data.rows is None else split_seed(self._secret, data.rows)
+            seed = (
+                None
+                if self._secret is None or data.rows is None
+                else split_seed(self._secret, data.rows)
+            )
             own = None if data.rows is None else data.own
-            files = PrivateData(data.dataset, data.root, data.rows, data.public, data.id, matched, seed, own)
+            files = PrivateData(
+                data.dataset, data.root, data.rows, data.public, data.id, matched, seed, own
+            )
             place = build_party(
                 run, number, files, secret=self._secret, privacy_budget=self._privacy_budget(data),
                 min_class_rows=1 if own is None else data.min_class_rows,
@@ -406,14 +485,18 @@ class NodeService:
         return place
 
     def _privacy_budget(self, data: NodeData) -> Callable[..., None] | None:
-        """Charges private releases to the budget of this node's own rows; None for a public data set."""
+        """Charges private releases to the budget of this node's own rows; None for a public data
+        set.
+        """
         file = data.rows
         if file is None:
             return None
 
         def charge(sigma: float, count: int, rate: float, excess: float = 0.0) -> None:
             release = Releases(sigma, count, rate, excess)
-            privacy_ledger.charge(self.budget, self.config.cohort(data), file, release, data.epsilon, data.delta)
+            privacy_ledger.charge(
+                self.budget, self.config.cohort(data), file, release, data.epsilon, data.delta
+            )
 
         return charge
 
@@ -427,13 +510,18 @@ class NodeService:
         return Scored(data, self.config.cohort(data), self.budget, self._secret, broadcasts)
 
     def _make_room(self, run: str) -> None:
-        """Drop runs whose coordinators gave no heartbeat within `lease`; refuse if `max_runs` are still left."""
+        """Drop runs whose coordinators gave no heartbeat within `lease`; refuse if `max_runs` are
+        still left.
+        """
         for other, node_run in [*self._node_runs.items()]:
             if other != run and monotonic() - node_run.heard > self.config.lease:
                 _log.warning("run %s is set aside: no heartbeat from its coordinator", other[:8])
                 self._drop(node_run)
         if len({*self._node_runs, *self._matcher.others(run)} - {run}) >= self.config.max_runs:
-            words = "another run is under way at this node: wait for it, resume it, or ask the node's owner to end it"
+            words = (
+                "another run is under way at this node: wait for it, resume it, or ask the "
+                "node's owner to end it"
+            )
             raise CallRefused(rpc_errors.TAKEN, words)
 
     async def _node_run(self, caller: str, which: Mapping[str, Any]) -> NodeRun:
@@ -448,7 +536,10 @@ class NodeService:
                     node_run = None
                 store = Store(self._folder / f"run-{run}")
                 facts = store.facts()
-                mine = facts is not None and (facts["caller"], facts["start"]) == (caller, which["start"])
+                mine = facts is not None and (facts["caller"], facts["start"]) == (
+                    caller,
+                    which["start"],
+                )
                 if node_run is None and facts is not None and mine:
                     self._make_room(run)
                     node_run = await self._start_party(run, facts, store, fresh=False)
@@ -456,7 +547,9 @@ class NodeService:
         if node_run is None or node_run.caller != caller:
             raise CallRefused(rpc_errors.UNKNOWN, "this run is not open here: open it first")
         if node_run.start < which["start"]:
-            raise CallRefused(rpc_errors.UNKNOWN, "this start of the run is not open here: open it first")
+            raise CallRefused(
+                rpc_errors.UNKNOWN, "this start of the run is not open here: open it first"
+            )
         if node_run.start > which["start"]:
             raise superseded()
         node_run.heard = monotonic()
@@ -468,14 +561,17 @@ class NodeService:
         async with node_run.lock:
 
             def work() -> StoredState:
-                first = request["round"] == 0 and node_run.last.call < 0 and node_run.last.round < 0  # as it is
+                # as it is
+                first = request["round"] == 0 and node_run.last.call < 0 and node_run.last.round < 0
                 before = node_run.store.read() if first else node_run.store.before(request["round"])
                 if before is None:
                     words = f"this node no longer has its state of round {request['round']}"
                     raise CallRefused(rpc_errors.UNKNOWN, words)
                 try:
                     node_run.party.load(before.state)  # type: ignore[arg-type]
-                    entry = StoredState(node_run.start, -1, request["round"] - 1, state=node_run.party.state())
+                    entry = StoredState(
+                        node_run.start, -1, request["round"] - 1, state=node_run.party.state()
+                    )
                     node_run.store.go_back(request["round"], entry)
                     node_run.calls.back(request["round"])
                 except BaseException:
@@ -491,7 +587,8 @@ class NodeService:
     async def _digest(self, caller: str, body: bytes) -> bytes:
         node_run = await self._node_run(caller, payload.unpack(body, _WHICH)[0])
         async with node_run.lock:
-            if node_run.place.counts is not None and self._secret is not None:  # a hash answers any guess of rows
+            # a hash answers any guess of rows
+            if node_run.place.counts is not None and self._secret is not None:
                 return payload.pack({"sha256": ""})
             sha256 = await self._work(lambda: message.digest(node_run.party.state()))
             self.audit.write("sent the state's hash", caller, run=node_run.run, hash=sha256)
@@ -500,7 +597,11 @@ class NodeService:
     async def _close(self, caller: str, body: bytes) -> bytes:
         request, _ = payload.unpack(body, _WHICH)
         node_run = self._node_runs.get(_check_run_id(request["run"]))
-        if node_run is not None and node_run.caller == caller and node_run.start == request["start"]:
+        if (
+            node_run is not None
+            and node_run.caller == caller
+            and node_run.start == request["start"]
+        ):
 
             def end() -> str:
                 try:
@@ -520,7 +621,7 @@ class NodeService:
             _log.info("run %s is closed; %s", node_run.run[:8], outcome)
         return payload.pack({})
 
-    # -- calls -----------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     async def _do(self, caller: str, body: bytes) -> bytes:
         begun = self._clock()
@@ -530,9 +631,15 @@ class NodeService:
         return await self._answer_call(caller, node_run, request, rest, body, begun)
 
     def _hold(self, node_run: NodeRun, begun: float) -> None:
-        """Keep the worker until the work since `begun` took a multiple of the owner's `reply_every`. In the worker: of
-        a call that waits behind this one the reply would tell when the work ended."""
-        every = None if node_run.scored is None or not node_run.covered else node_run.scored.data.reply_every
+        """Keep the worker until the work since `begun` took a multiple of the owner's
+        `reply_every`. In the worker: of a call that waits behind this one the reply would tell when
+            the work ended.
+        """
+        every = (
+            None
+            if node_run.scored is None or not node_run.covered
+            else node_run.scored.data.reply_every
+        )
         if every is not None:
             elapsed = self._clock() - begun
             self._sleep(math.ceil(elapsed / every) * every - elapsed)
@@ -554,16 +661,25 @@ class NodeService:
             if repeated:
                 reply = node_run.last.reply
             else:
-                fetched, missing = await self.peers.fetch(node_run, request["tasks"], begun + request["deadline"])
+                fetched, missing = await self.peers.fetch(
+                    node_run, request["tasks"], begun + request["deadline"]
+                )
                 most, end = 2 * self.config.max_message_mb << 20, begun + request["deadline"]
 
                 def turn() -> bytes:
                     if self._clock() > end:
-                        raise CallRefused(rpc_errors.LATE, "the deadline passed before the call's turn")
+                        raise CallRefused(
+                            rpc_errors.LATE, "the deadline passed before the call's turn"
+                        )
                     most_seconds = self.config.max_call_seconds
-                    if not node_run.covered:  # or the caller's deadline could tell how long the rows took
+                    # or the caller's deadline could tell how long the rows took
+                    if not node_run.covered:
                         most_seconds = min(end - self._clock(), most_seconds)
-                    self._limit, self._working, at = TimeLimit(most_seconds), node_run, self._clock()
+                    self._limit, self._working, at = (
+                        TimeLimit(most_seconds),
+                        node_run,
+                        self._clock(),
+                    )
                     try:
                         return work(node_run, request, rest, fetched, missing, self._limit, most)
                     finally:  # a failure, too, would tell by its time
@@ -609,20 +725,33 @@ class NodeService:
             if method != "public_digest" and not self.config.evaluate:
                 raise refused("this node's policy does not allow evaluation")
             if node_run.place.own and method == "predictions":
-                raise refused("predictions on this node's own rows stay here; request the score instead")
+                raise refused(
+                    "predictions on this node's own rows stay here; request the score instead"
+                )
             if method == "score" and node_run.scored is not None and not node_run.scored.data.score:
-                raise refused("scores of this node's own rows stay here: its owner has not set score = true")
+                raise refused(
+                    "scores of this node's own rows stay here: its owner has not set score = true"
+                )
             if request["leave"] or request["round"] != -1:
-                raise refused("an evaluation must have round -1, and its reply must be for the coordinator")
+                raise refused(
+                    "an evaluation must have round -1, and its reply must be for the coordinator"
+                )
         elif not party.CALLS and not party.TO_PEERS:
             raise refused("the method's page allows no call: list callable methods in CALLS")
         elif method not in (*party.CALLS, *party.TO_PEERS) or hasattr(Party, method):
             raise refused("the method's page lists no such method in CALLS")
         elif not 0 <= request["round"] < node_run.rounds:
             raise refused(f"this run has rounds 0 to {node_run.rounds - 1}, not {request['round']}")
-        elif party.context.aggregator.secure and (method in party.MEANS) != (request["mask"] is not None):
-            raise refused("with aggregate.secure = true, replies of this method are sent as part of a sum only")
-        elif request["mask"] is not None and (method not in party.MEANS or len(request["tasks"]) != 1):
+        elif party.context.aggregator.secure and (method in party.MEANS) != (
+            request["mask"] is not None
+        ):
+            raise refused(
+                "with aggregate.secure = true, replies of this method are sent as part of a sum "
+                "only"
+            )
+        elif request["mask"] is not None and (
+            method not in party.MEANS or len(request["tasks"]) != 1
+        ):
             raise refused(f"replies of {method} cannot be part of a sum")
         elif request["leave"] != (method in party.TO_PEERS):
             receiver = "peers" if method in party.TO_PEERS else "the coordinator"
@@ -649,20 +778,27 @@ class NodeService:
                     loop.call_soon_threadsafe(self._drop, node_run)
 
         if self._queued >= self.config.queue:
-            raise CallRefused(rpc_errors.BUSY, f"{self.config.queue} calls are waiting at this node; try again later")
+            raise CallRefused(
+                rpc_errors.BUSY,
+                f"{self.config.queue} calls are waiting at this node; try again later",
+            )
         self._queued += 1
         try:
             return await loop.run_in_executor(self._worker, turn)
         finally:
             self._queued -= 1
 
-    # -- peers -------------------------------------------------------------------------------------------------
+    # -- peers -------------------------------------------------------------------------------------
 
     async def _peer(self, caller: str, body: bytes) -> bytes:
-        """Give a peer the reply that was left for it, by a connection that is sealed from the coordinator."""
+        """Give a peer the reply that was left for it, by a connection that is sealed from the
+        coordinator.
+        """
         request, rest = payload.unpack(body, PEER)
         name, node_run = request["peer"], self._node_runs.get(_check_run_id(request["run"]))
-        known = node_run is not None and node_run.caller == caller and name in node_run.members.values()
+        known = (
+            node_run is not None and node_run.caller == caller and name in node_run.members.values()
+        )
         if node_run is None or not known or name not in self.config.peers or len(rest) != 1:
             raise refused(f"{name!a} is not a peer of this node in this run")
         if not request["session"]:

@@ -1,8 +1,9 @@
 """A node's state on disk, written atomically before the reply is sent.
 
-Each run has a folder: `run.json` describes the run; `state` has the party's state, the number of the call that produced
-it and its reply; `mark-T` is the state before round T; `end` is the last state of an earlier start of the coordinator,
-for one that resumes from its last checkpoint. Every state file carries its checksum. A call that changed nothing writes
+Each run has a folder: `run.json` describes the run; `state` has the party's state, the number of
+the call that produced it and its reply; `mark-T` is the state before round T; `end` is the last
+state of an earlier start of the coordinator, for one that resumes from its last checkpoint. Every
+state file carries its checksum. A call that changed nothing writes
 nothing: repeated, it gives the same reply.
 """
 
@@ -61,12 +62,16 @@ class Store:
         self.folder = folder
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """Write the facts of a run, as the last step of its start: an interrupted start leaves none."""
+        """Write the facts of a run, as the last step of its start: an interrupted start leaves
+        none.
+        """
         text = json.dumps({"version": VERSIONS, **facts}, indent=2)
         write_atomically(self.folder / "run.json", text.encode())
 
     def facts(self) -> dict[str, Any] | None:
-        """The facts of the run; None if there are none, or another version of fedloom wrote them."""
+        """The facts of the run; None if there are none, or another version of fedloom
+        wrote them.
+        """
         try:
             facts = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -106,26 +111,43 @@ class Store:
         try:
             head: Any = message.decode(parts[0])
             return StoredState(
-                head["start"], head["call"], head["round"], bytes(parts[1]), message.decode(parts[2], _LIMITS)
+                head["start"],
+                head["call"],
+                head["round"],
+                bytes(parts[1]),
+                message.decode(parts[2], _LIMITS),
             )
         except (MessageError, IndexError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is not a node's state: {error}") from None
 
     def write_model(self, party: Party[MethodConfig], facts: Mapping[str, Any]) -> None:
-        """Write the party's network, if it has one, to `model.safetensors`, for the node's owner."""
+        """Write the party's network, if it has one, to `model.safetensors`, for the
+        node's owner.
+        """
         if party._network is None:
             return
         state = party.net.state()
-        tensors = {name: x.detach().clone().contiguous() for name, x in {**state["params"], **state["buffers"]}.items()}
-        about = {name: str(facts[name]) for name in ("method", "network", "classes", "shape") if name in facts}
+        tensors = {
+            name: x.detach().clone().contiguous()
+            for name, x in {**state["params"], **state["buffers"]}.items()
+        }
+        about = {
+            name: str(facts[name])
+            for name in ("method", "network", "classes", "shape")
+            if name in facts
+        }
         write_atomically(self.folder / "model.safetensors", safetensors.torch.save(tensors, about))
 
     def write_scores(self, round: int, model: str, scores: Mapping[str, float]) -> None:
-        """Append exact scores of a model on the node's own rows to `scores.csv`, for the node's owner."""
+        """Append exact scores of a model on the node's own rows to `scores.csv`, for the node's
+        owner.
+        """
         path = self.folder / "scores.csv"
         lines = [] if path.exists() else [["round", "model", *scores]]
         with path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([*lines, [round + 1, model, *(f"{value:.6g}" for value in scores.values())]])
+            csv.writer(file).writerows(
+                [*lines, [round + 1, model, *(f"{value:.6g}" for value in scores.values())]]
+            )
 
     def forget(self) -> None:
         """Delete the run's folder if it holds the initial state only."""
@@ -133,9 +155,11 @@ class Store:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def mark(self, round: int, keep: Collection[int]) -> None:
-        """Mark the state as the one before this round, and delete marks that no round in `keep` needs.
+        """Mark the state as the one before this round, and delete marks that no round in `keep`
+        needs.
 
-        A round in which the party did not take part has no mark; the next mark holds the same state.
+        A round in which the party did not take part has no mark; the next mark holds the same
+        state.
         """
         self._link(round)
         marks = self._marks()
@@ -163,7 +187,9 @@ class Store:
 
     def _link(self, round: int) -> None:
         """Mark the state; an existing mark is replaced atomically."""
-        state, target, draft = self.folder / "state", self.folder / f"mark-{round}", self.folder / ".mark.draft"
+        state = self.folder / "state"
+        target = self.folder / f"mark-{round}"
+        draft = self.folder / ".mark.draft"
         draft.unlink(missing_ok=True)
         try:
             os.link(state, draft)
@@ -181,8 +207,9 @@ class Store:
         """Delete the state, for another start of the run.
 
         Args:
-            marks: keep what `before` needs: the marks, and the last state that was not `UNPLACED` as `end`. Files of
-                another version of fedloom are deleted, and so is a damaged state.
+            marks: keep what `before` needs: the marks, and the last state that was not `UNPLACED`
+                as `end`. Files of another version of fedloom are deleted, and so is a damaged
+                state.
         """
         state, end = self.folder / "state", self.folder / "end"
         marks = marks and self.facts() is not None
@@ -205,12 +232,17 @@ def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (folder / "lock").open("w") as file:
         if not lock(file, wait=wait):
-            raise ConfigError(f"state: another process uses {folder}: stop it, or set state to another folder")
+            raise ConfigError(
+                f"state: another process uses {folder}: stop it, or set state to another folder"
+            )
         yield
 
 
-def prune(folder: Path, keep: int, using: Collection[str], days: int | None = None) -> list[tuple[str, str]]:
-    """Delete the folders of all but the newest `keep` runs of each coordinator, except those in use.
+def prune(
+    folder: Path, keep: int, using: Collection[str], days: int | None = None
+) -> list[tuple[str, str]]:
+    """Delete the folders of all but the newest `keep` runs of each coordinator, except those in
+    use.
 
     Args:
         folder: the node's.
@@ -221,7 +253,11 @@ def prune(folder: Path, keep: int, using: Collection[str], days: int | None = No
     Returns:
         The coordinator and the run of each deleted folder.
     """
-    runs = [path for path in folder.glob("run-*") if path.is_dir() and path.name.removeprefix("run-") not in using]
+    runs = [
+        path
+        for path in folder.glob("run-*")
+        if path.is_dir() and path.name.removeprefix("run-") not in using
+    ]
     runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     newer, dropped = Counter[str](), []
     for path in runs:

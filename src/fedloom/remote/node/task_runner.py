@@ -1,4 +1,6 @@
-"""The work of a call: run the party's tasks, and write its state to disk before the reply is sent."""
+"""The work of a call: run the party's tasks, and write its state to disk before the
+reply is sent.
+"""
 
 import logging
 import math
@@ -8,7 +10,17 @@ from typing import Any, Final
 import torch
 
 from fedloom.core import message
-from fedloom.core.engine import NOT_FINITE, NOT_READY, RAISED, Failure, ReplyRef, Task, arguments, reply_ref, run_task
+from fedloom.core.engine import (
+    NOT_FINITE,
+    NOT_READY,
+    RAISED,
+    Failure,
+    ReplyRef,
+    Task,
+    arguments,
+    reply_ref,
+    run_task,
+)
 from fedloom.core.errors import MessageError, MethodError, PrivacyBudgetSpent
 from fedloom.core.evaluation import worst_score
 from fedloom.core.message import Template, Tree
@@ -25,8 +37,9 @@ from fedloom.remote.rpc_errors import CallRefused, refused
 
 _LARGE: Final = message.Limits(max_bytes=1 << 44, max_leaves=10_000_000, max_depth=32)
 LARGEST: Final = 1e4
-"""Largest number in the arguments of a party whose messages have a guarantee: a larger one could overflow, or not, as
-a row has it."""
+"""Largest number in the arguments of a party whose messages have a guarantee: a larger one could
+overflow, or not, as a row has it.
+"""
 _log = logging.getLogger("fedloom.node")
 
 
@@ -51,8 +64,8 @@ def work(
         most: limit of the replies left for peers, in bytes.
 
     Raises:
-        CallRefused: the call is invalid, its time is over, or it would leave weights that are not finite; nothing has
-            changed.
+        CallRefused: the call is invalid, its time is over, or it would leave weights that are not
+            finite; nothing has changed.
         OSError: writing failed; nothing has changed.
     """
     party, t = node_run.party, request["round"]
@@ -73,12 +86,18 @@ def work(
                     result = node_run.outgoing(result)
                 if node_run.summed and not _is_finite(party, watch):
                     node_run.undo()
-                    result = Failure("not finite", "the call would leave weights that are not finite")
+                    result = Failure(
+                        "not finite", "the call would leave weights that are not finite"
+                    )
                 if request["mask"] is not None:
                     result = _masked(node_run, result, request, shared)
-                elif node_run.summed and t >= 0 and isinstance(result, Failure) and _of_rows(result):
+                elif (
+                    node_run.summed and t >= 0 and isinstance(result, Failure) and _of_rows(result)
+                ):
                     result = _unsaid(party, request["method"], result)
-                lines.append(line(node_run, result, request["leave"], expect, request["call"], replies, most))
+                lines.append(
+                    line(node_run, result, request["leave"], expect, request["call"], replies, most)
+                )
         if not _is_finite(party, watch):
             raise MessageError("the weights are not finite")
         notes = _finite(party.take_notes())
@@ -86,17 +105,22 @@ def work(
             notes = {name: note for name, note in notes.items() if name in node_run.covered}
         head: Tree = {"lines": lines, "notes": notes if node_run.notes else {}, "missing": missing}
         reply = payload.pack(head, *replies)
-        entry = StoredState(node_run.start, request["call"], max(t, node_run.last.round), reply, party.state())
+        entry = StoredState(
+            node_run.start, request["call"], max(t, node_run.last.round), reply, party.state()
+        )
         if t >= 0:
             if watch.changed():
                 node_run.store.write(entry)
             node_run.last = light(entry)
     except BaseException as error:
-        node_run.hold(request["floor"], request["call"])  # drop replies of this call, which is not on disk
+        # drop replies of this call, which is not on disk
+        node_run.hold(request["floor"], request["call"])
         node_run.undo()
         if node_run.covered and not isinstance(error, CallRefused | PrivacyBudgetSpent):
             _log.error("call %d failed", request["call"], exc_info=error)
-            raise CallRefused(rpc_errors.FAILED, "this node failed to answer; the reason is in its log") from None
+            raise CallRefused(
+                rpc_errors.FAILED, "this node failed to answer; the reason is in its log"
+            ) from None
         if isinstance(error, TimeExpired):
             raise CallRefused(
                 rpc_errors.LATE, "the call took longer than its deadline, or than this node allows"
@@ -104,7 +128,9 @@ def work(
         if isinstance(error, PrivacyBudgetSpent):
             raise refused(str(error)) from None
         if isinstance(error, MessageError):
-            raise refused("the call would leave weights that are not finite; nothing was changed") from None
+            raise refused(
+                "the call would leave weights that are not finite; nothing was changed"
+            ) from None
         raise
     return reply
 
@@ -121,19 +147,25 @@ def _is_finite(party: Party[MethodConfig], watch: "_Watch") -> bool:
 
 
 def _of_rows(failure: Failure) -> bool:
-    """Whether a failure may depend on rows, and not on the arguments and the order of calls alone."""
+    """Whether a failure may depend on rows, and not on the arguments and the order of
+    calls alone.
+    """
     return failure.reason not in (NOT_FINITE, NOT_READY)
 
 
 def _unsaid(party: Party[MethodConfig], method: str, failure: Failure) -> Tree | Failure:
-    """None in place of a failure, where the party's method answers nothing: that it failed would be an answer."""
+    """None in place of a failure, where the party's method answers nothing: that it failed would be
+    an answer.
+    """
     if not answers_nothing(type(party), method):
         return failure
     _log.error("%s changed nothing: %s\n%s", method, failure.reason, failure.trace)
     return None
 
 
-def _masked(node_run: NodeRun, reply: Tree | Failure, request: Mapping[str, Any], shared: Tree) -> Tree | Failure:
+def _masked(
+    node_run: NodeRun, reply: Tree | Failure, request: Mapping[str, Any], shared: Tree
+) -> Tree | Failure:
     """A reply as part of a secure sum, whose parties have no arguments of their own."""
     if any(task["each"] is not None or task["reply_refs"] for task in request["tasks"]):
         raise refused("a call whose reply is part of a sum has the same arguments for all nodes")
@@ -155,19 +187,28 @@ def _task(
     fetched: Mapping[tuple[int, str], Tree],
     watch: "_Watch",
 ) -> Tree | Failure:
-    if task["fault"] is not None and node_run.place.counts is not None:  # a fault could undo a mask, or noise
-        raise refused("faults are for tests on public data sets, not for this node's own rows or columns")
+    # a fault could undo a mask, or noise
+    if task["fault"] is not None and node_run.place.counts is not None:
+        raise refused(
+            "faults are for tests on public data sets, not for this node's own rows or columns"
+        )
     each = {**(payload.decoded(rest, task["each"]) or {})}
-    _check_senders(request["method"] in node_run.party.TO_PEERS, each, shared or {}, task["reply_refs"] or {})
+    _check_senders(
+        request["method"] in node_run.party.TO_PEERS, each, shared or {}, task["reply_refs"] or {}
+    )
     for name, refs in (task["reply_refs"] or {}).items():
         if isinstance(refs, dict):  # messages that could not be fetched are left out
-            each[name] = {k: ReplyRef(key) for k, ref in refs.items() if (key := reply_key(ref)) in fetched}
+            each[name] = {
+                k: ReplyRef(key) for k, ref in refs.items() if (key := reply_key(ref)) in fetched
+            }
         elif (key := reply_key(refs)) in fetched:
             each[name] = ReplyRef(key)
         else:
             return Failure(rpc_errors.UNREACHABLE)
     seed, method = task["seed"] % 2**63, request["method"]
-    order = Task(node_run.party.context.id, method, shared or {}, each, task["fault"], seed, request["round"])
+    order = Task(
+        node_run.party.context.id, method, shared or {}, each, task["fault"], seed, request["round"]
+    )
     given = arguments(order, lambda sent: fetched[sent.held])
     if (
         method == "contribution" and given.get("on") != "test"
@@ -176,7 +217,10 @@ def _task(
     if request["round"] >= 0:
         _take_turn(node_run, request, given)
     if node_run.covered and not _bounded(given):
-        raise refused(f"arguments for a party with differential privacy must be numbers of at most {LARGEST:g}")
+        raise refused(
+            "arguments for a party with differential privacy must be numbers of at most "
+            f"{LARGEST:g}"
+        )
     scored = node_run.scored if method == "score" else None
     if scored is not None:
         if given.get("broadcast") and not scored.broadcasts:
@@ -191,7 +235,9 @@ def _task(
         _log.error("%s", error)
         raise CallRefused(rpc_errors.MALFORMED, "the method's page has no such method") from None
     if isinstance(reply, Failure) and reply.trace:
-        _log.warning("call %d, %s: %s\n%s", request["call"], request["method"], reply.reason, reply.trace)
+        _log.warning(
+            "call %d, %s: %s\n%s", request["call"], request["method"], reply.reason, reply.trace
+        )
     if isinstance(reply, Failure) and node_run.covered:
         return Failure(RAISED)
     if scored is not None and isinstance(reply, Failure) and given.get("on") == OWN:
@@ -212,7 +258,9 @@ def line(
     replies: list[bytes],
     most: int,
 ) -> Tree:
-    """The line of one task in the answer; its bytes go to `replies`, or stay here for peers that know the key."""
+    """The line of one task in the answer; its bytes go to `replies`, or stay here for peers that
+    know the key.
+    """
     if not isinstance(reply, Failure) and leave:
         left = reply_ref(None, reply, expect)
         if left.failure is not None:
@@ -221,7 +269,12 @@ def line(
             reply = Failure(rpc_errors.BUSY)  # until peers have fetched the others
         else:
             key = node_run.leave(call, message.encode(reply))
-            return {"reply_ref": key, "what": left.what, "payload": left.size.payload, "wire": left.size.wire}
+            return {
+                "reply_ref": key,
+                "what": left.what,
+                "payload": left.size.payload,
+                "wire": left.size.wire,
+            }
     if not isinstance(reply, Failure):
         try:
             replies.append(message.encode(reply))
@@ -252,8 +305,11 @@ class _Watch:
         return message.encode(self._party.own_state(), _LARGE)
 
 
-def _check_senders(answers: bool, each: Mapping[str, Any], shared: Mapping[str, Any], refs: Mapping[str, Any]) -> None:
-    """Check that what should come from peers does: the coordinator could ask in a peer's name, or answer.
+def _check_senders(
+    answers: bool, each: Mapping[str, Any], shared: Mapping[str, Any], refs: Mapping[str, Any]
+) -> None:
+    """Check that what should come from peers does: the coordinator could ask in a peer's name, or
+    answer.
 
     Args:
         answers: whether the call's replies are for peers, so that `asked` is a peer's question.
@@ -264,7 +320,9 @@ def _check_senders(answers: bool, each: Mapping[str, Any], shared: Mapping[str, 
         raise refused("messages of peers must come from them, not from the coordinator")
     asked = refs.get("asked")
     if answers and (
-        isinstance(asked, dict) or ((asked is None) != ("by" not in each)) or (asked and int(each["by"]) != asked[0])
+        isinstance(asked, dict)
+        or ((asked is None) != ("by" not in each))
+        or (asked and int(each["by"]) != asked[0])
     ):
         raise refused("a question must come from the peer that it is answered for")
     if any(key != str(ref[0]) for key, ref in (refs.get("inbox") or {}).items()):
@@ -290,9 +348,14 @@ def _bounded(given: Mapping[str, Tree]) -> bool:
 
 
 def _finite(notes: Mapping[str, Note]) -> dict[str, Note]:
-    """The finite notes: messages cannot carry others, and an infinite note must not fail the call."""
+    """The finite notes: messages cannot carry others, and an infinite note must not
+    fail the call.
+    """
     return {
         name: note
         for name, note in notes.items()
-        if all(isinstance(x, float) and math.isfinite(x) for x in (note if isinstance(note, list) else [note]))
+        if all(
+            isinstance(x, float) and math.isfinite(x)
+            for x in (note if isinstance(note, list) else [note])
+        )
     }

@@ -1,7 +1,9 @@
-"""What a run will send from a node, in plain words, from the installed method and the node's config.
+"""What a run will send from a node, in plain words, from the installed method and the node's
+config.
 
-Nothing here is the coordinator's text: names of columns are those that the node's owner allows. The terms are the same
-at all nodes of a run, and their hash is part of every secure sum, so nodes that were shown others have no sum together.
+Nothing here is the coordinator's text: names of columns are those that the node's owner allows. The
+terms are the same at all nodes of a run, and their hash is part of every secure sum, so nodes that
+were shown others have no sum together.
 """
 
 import hashlib
@@ -22,8 +24,10 @@ from fedloom.remote.node.config import NodeConfig
 
 WEAKNESSES: Final = {
     "W1": "the coordinator sees each message of this node; a message may reveal rows",
-    "W2": "a coordinator that sends a crafted model can read rows from a secure sum, without their owner",
-    "W3": "other nodes get this node's messages, or a gradient at a point that they choose; both may reveal rows",
+    "W2": "a coordinator that sends a crafted model can read rows from a secure sum, without their "
+    "owner",
+    "W3": "other nodes get this node's messages, or a gradient at a point that they choose; both "
+    "may reveal rows",
     "W4": "messages for each aligned row reveal that row's columns to the coordinator",
     "W5": "the coordinator learns of each of its ids whether it is here",
     "W6": "the time that a call takes is not covered by ε",
@@ -32,9 +36,19 @@ WEAKNESSES: Final = {
 }
 """By number, as in docs/results/leaks.md."""
 _BY_CLASS: Final = (
-    "fedproto", "fedpcl", "fd", "fedboost", "fedboost-mix", "fedforest", "fedforest-mix", "fedextra", "fedglm",
-    "fedcox", "stats", "exchange",
-)  # fmt: skip
+    "fedproto",
+    "fedpcl",
+    "fd",
+    "fedboost",
+    "fedboost-mix",
+    "fedforest",
+    "fedforest-mix",
+    "fedextra",
+    "fedglm",
+    "fedcox",
+    "stats",
+    "exchange",
+)
 _PASSED_ON: Final = ("fens", "exchange", "fedpcl", "fedhssl")
 """Methods whose server sends each client's message to the others."""
 
@@ -55,10 +69,13 @@ def sha256(text: str) -> str:
 
 
 def own_epsilon(party: Party[MethodConfig], rounds: int) -> list[str]:
-    """A line for each guarantee that this node's noise gives: the most that a run of so many rounds spends."""
+    """A line for each guarantee that this node's noise gives: the most that a run of so many rounds
+    spends.
+    """
     return [
-        f"This run's own ε: at most {_up(one.epsilon(one.planned(party, rounds)))} at δ = {one.delta:g} for "
-        f"{one.message}, with {len(party.data):,} training rows. All else, such as numbers of rows, has no noise."
+        f"This run's own ε: at most {_up(one.epsilon(one.planned(party, rounds)))} at δ = "
+        f"{one.delta:g} for {one.message}, with {len(party.data):,} training rows. All else, "
+        "such as numbers of rows, has no noise."
         for one in party.cfg.guarantees
         if not one.by_server and one.planned is not None
     ]
@@ -69,16 +86,34 @@ def _up(epsilon: float) -> str:
 
 
 def summary(
-    config: NodeConfig, caller: str, run: RunConfig, method: Method, cfg: Any, rounds: int, own: Sequence[str] = ()
+    config: NodeConfig,
+    caller: str,
+    run: RunConfig,
+    method: Method,
+    cfg: Any,
+    rounds: int,
+    own: Sequence[str] = (),
 ) -> str:
-    """What a node's owner approves: the terms, and what this node does with them, with the lines `own`."""
+    """What a node's owner approves: the terms, and what this node does with them, with the lines
+    `own`.
+    """
     data = config.data[run.data.name]
     common = terms(run, method, cfg, rounds)
     looks = f"yes, with noise, at most {data.looks} in all runs"
     if not (data.score and config.evaluate):
         looks = "no; without those of another site the run ends before its first round"
-    epsilon = f"at most ε = {data.epsilon:g} at δ = {data.delta:g} in all runs" if cfg.promises else "no ε"
-    notes = "no" if not config.notes or run.aggregate.secure else "counts alone" if cfg.promises else "yes"
+    epsilon = (
+        f"at most ε = {data.epsilon:g} at δ = {data.delta:g} in all runs"
+        if cfg.promises
+        else "no ε"
+    )
+    notes = (
+        "no"
+        if not config.notes or run.aggregate.secure
+        else "counts alone"
+        if cfg.promises
+        else "yes"
+    )
     lines = [
         common,
         f"For {caller}, with the rows of {config.cohort(data)} ({data.rows}).",
@@ -89,7 +124,10 @@ def summary(
     if run.columns.private:  # unless node.toml names it, the coordinator does
         lines.append(f"Ids are in the column {data.id or run.columns.id!a}.")
     if run.aggregate.secure:
-        lines.append(f"Sums are of at least {config.min_sum} of {', '.join(sorted({config.name, *config.peers}))}.")
+        lines.append(
+            f"Sums are of at least {config.min_sum} of "
+            f"{', '.join(sorted({config.name, *config.peers}))}."
+        )
     if method.client.TO_PEERS:
         lines.append(f"Peers are among {', '.join(sorted(config.peers)) or 'none'}.")
     return "\n".join([*lines, f"Terms: {sha256(common)[:16]} (the same at all nodes)"])
@@ -98,7 +136,9 @@ def summary(
 def weaknesses(run: RunConfig, method: Method, cfg: Any) -> list[str]:
     """The numbers of the known weaknesses that a run has."""
     secure, client = run.aggregate.secure, method.client
-    single = [name for name in _replies(method, client.CALLS) if not (secure and name in client.MEANS)]
+    single = [
+        name for name in _replies(method, client.CALLS) if not (secure and name in client.MEANS)
+    ]
     found = {
         "W1": bool(single) and not cfg.promises,
         "W2": secure and not cfg.promises,
@@ -120,29 +160,55 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
         what = f"{len(form.classes)} classes" if form.classes else "a number"
         yield f"Inputs: {names}. Label: {ascii(form.label)[1:-1]}, {what}."
     elif run.columns.private:
-        yield "Inputs: this node's columns. Rows are matched by their ids; the coordinator learns which it has, too."
+        yield (
+            "Inputs: this node's columns. Rows are matched by their ids; the coordinator learns "
+            "which it has, too."
+        )
     if networks := sizes(run, method):
-        sized = [f"{'?' if n is None else f'{n:,}'} numbers ({ascii(name)[1:-1]})" for name, n in networks.items()]
+        sized = [
+            f"{'?' if n is None else f'{n:,}'} numbers ({ascii(name)[1:-1]})"
+            for name, n in networks.items()
+        ]
         yield f"A model that is sent has at most {', or '.join(sized)}."
     client, secure = method.client, run.aggregate.secure
-    replies = {"the coordinator": _replies(method, client.CALLS), "peers": _replies(method, client.TO_PEERS)}
+    replies = {
+        "the coordinator": _replies(method, client.CALLS),
+        "peers": _replies(method, client.TO_PEERS),
+    }
     for receiver, sent in replies.items():
         each = " for each peer" if receiver == "peers" else ""
-        on = ", which passes it on to the other nodes," if receiver != "peers" and method.name in _PASSED_ON else ""
+        on = (
+            ", which passes it on to the other nodes,"
+            if receiver != "peers" and method.name in _PASSED_ON
+            else ""
+        )
         yield f"Sent to {receiver}{on} in a round: {'' if sent else 'nothing.'}".rstrip()
         for name in sent:
             how = " Only as part of a secure sum." if secure and name in client.MEANS else ""
-            yield f"  {name}, {_times(cfg, run, name, rounds)}{each}: {_first_line(method, name)}{how}"
+            yield (
+                f"  {name}, {_times(cfg, run, name, rounds)}{each}: "
+                f"{_first_line(method, name)}{how}"
+            )
     for one in cfg.guarantees:
         by = "the coordinator's noise" if one.by_server else "this node's noise"
-        yield f"Privacy: {one.message} by {by}, δ = {one.delta:g}, between data sets of which {one.adjacency}."
+        yield (
+            f"Privacy: {one.message} by {by}, δ = {one.delta:g}, between data sets of which "
+            f"{one.adjacency}."
+        )
     if not cfg.guarantees:
         yield "Privacy: no ε. What is sent is computed from rows, and may reveal rows."
     for number in weaknesses(run, method, cfg):
         yield f"Weakness {number}: {WEAKNESSES[number]}."
     usual = _usual(method)
-    other = {name: value for name, value in cfg.model_dump(mode="json").items() if (name, value) not in usual}
-    yield f"Settings: those of the method{', but ' + json.dumps(other, sort_keys=True) if other else ''}."
+    other = {
+        name: value
+        for name, value in cfg.model_dump(mode="json").items()
+        if (name, value) not in usual
+    }
+    yield (
+        "Settings: those of the "
+        f"method{', but ' + json.dumps(other, sort_keys=True) if other else ''}."
+    )
 
 
 def _usual(method: Method) -> list[tuple[str, Any]]:

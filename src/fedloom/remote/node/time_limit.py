@@ -14,7 +14,8 @@ class TimeExpired(BaseException):
 
 
 class TimeLimit:
-    """Raises `TimeExpired` in the thread that uses it in a `with`, after some seconds or when `expire` is called.
+    """Raises `TimeExpired` in the thread that uses it in a `with`, after some seconds or when
+    `expire` is called.
 
     It is raised between two steps of Python, so one long operation of PyTorch ends first.
     """
@@ -33,7 +34,10 @@ class TimeLimit:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             self._end()
@@ -54,18 +58,24 @@ class TimeLimit:
         threading.Thread(target=self._raise, daemon=True).start()
 
     def _raise(self) -> None:
-        """Raise again until the work has ended: Python drops an error that comes up in a destructor."""
+        """Raise again until the work has ended: Python drops an error that comes up in a
+        destructor.
+        """
         while True:
             with self._lock:
                 if self._thread is None:
                     return
                 self._raised = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(TimeExpired))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self._thread), ctypes.py_object(TimeExpired)
+                )
             sleep(0.5)
 
 
 def _ignore_unraisable() -> None:
-    """Report no `TimeExpired` that Python drops in a destructor or a callback of the collector: it is raised again."""
+    """Report no `TimeExpired` that Python drops in a destructor or a callback of the collector: it
+    is raised again.
+    """
     report = sys.unraisablehook
     if getattr(report, "ignores_time_expired", False):
         return

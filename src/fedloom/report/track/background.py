@@ -1,4 +1,5 @@
-"""Upload to trackers in a separate process, so that a run never waits for them and its numbers do not change.
+"""Upload to trackers in a separate process, so that a run never waits for them and its numbers do
+not change.
 
 The process stops at the end of its standard input, hence also when the run's process is killed.
 """
@@ -45,7 +46,8 @@ def tracking(folder: Path, names: Sequence[str]) -> Iterator[None]:
             process.wait(WAIT)
         except subprocess.TimeoutExpired:
             logging.getLogger("fedloom").warning(
-                "%s: upload incomplete; it continues in the background. To make sure, run: fedloom track %s --to %s",
+                "%s: upload incomplete; it continues in the background. To make sure, run: "
+                "fedloom track %s --to %s",
                 *(", ".join(names), folder, " --to ".join(names)),
             )
 

@@ -1,8 +1,8 @@
 """Incremental upload of a run's folder to a tracker.
 
-`tracked-NAME.json` in the folder records the upload state; one process at a time writes it. Metrics come from
-`metrics.csv`, which a run writes at checkpoints. Hence a round that a resumed run repeats is not sent twice, and worker
-processes need not know about trackers.
+`tracked-NAME.json` in the folder records the upload state; one process at a time writes it. Metrics
+come from `metrics.csv`, which a run writes at checkpoints. Hence a round that a resumed run repeats
+is not sent twice, and worker processes need not know about trackers.
 """
 
 import json
@@ -68,12 +68,18 @@ class Sender:
             file = os.open(folder / f".{self.name}.lock", os.O_WRONLY | os.O_CREAT, 0o644)
             if not lock(file, wait=self._wait):
                 os.close(file)
-                raise DataError(f"{folder} is being sent to {self.name} by another process. Wait until it ends.")
+                raise DataError(
+                    f"{folder} is being sent to {self.name} by another process. Wait until it ends."
+                )
             self._locks[folder] = file
         tracker, state = self._open.get(folder, (None, None))
         state = state or sent_so_far(folder, self.name)
         result = None if state.finished else _result(folder)
-        new = [] if state.finished else [(r, values) for r, values in rounds(folder) if r > state.round]
+        new = (
+            []
+            if state.finished
+            else [(r, values) for r, values in rounds(folder) if r > state.round]
+        )
         if new or result is not None:
             if tracker is None:
                 tracker = TRACKERS[self.name]()
@@ -106,7 +112,9 @@ class Sender:
             os.close(self._locks.popitem()[1])
 
     def _record(self, folder: Path, state: UploadState) -> None:
-        replace_text(folder / f"tracked-{self.name}.json", json.dumps(asdict(state), indent=2) + "\n")
+        replace_text(
+            folder / f"tracked-{self.name}.json", json.dumps(asdict(state), indent=2) + "\n"
+        )
 
 
 def send(folder: Path, name: str) -> int:
@@ -118,7 +126,9 @@ def send(folder: Path, name: str) -> int:
     """
     folders = runs(folder)
     if not folders:
-        raise DataError(f"{folder} holds no run. Name the folder of a run, a comparison or a sweep.")
+        raise DataError(
+            f"{folder} holds no run. Name the folder of a run, a comparison or a sweep."
+        )
     sender = Sender(name, wait=False)
     try:
         count = sum(sender.send(each) for each in folders)
@@ -126,14 +136,18 @@ def send(folder: Path, name: str) -> int:
     except DataError:
         raise
     except Exception as error:
-        raise EngineError(f"cannot send {folder} to {name} ({reason(error)}). Fix the cause and repeat.") from None
+        raise EngineError(
+            f"cannot send {folder} to {name} ({reason(error)}). Fix the cause and repeat."
+        ) from None
     finally:
         sender.release()
     return count
 
 
 def follow(folder: Path, names: Sequence[str], over: Callable[[], bool]) -> None:
-    """Send new rounds of all runs in a folder until `over()`, then the rest; a tracker that fails is dropped."""
+    """Send new rounds of all runs in a folder until `over()`, then the rest; a tracker that fails
+    is dropped.
+    """
     senders = [Sender(name, wait=True) for name in names]
     seen: dict[Path, list[int]] = {}
     last = False
@@ -152,8 +166,8 @@ def follow(folder: Path, names: Sequence[str], over: Callable[[], bool]) -> None
                 senders.remove(sender)
                 sender.release()
                 logging.getLogger("fedloom").warning(
-                    "%s failed (%s) and receives no more metrics. The run continues. Send the rest with: "
-                    "fedloom track %s --to %s",
+                    "%s failed (%s) and receives no more metrics. The run continues. Send the "
+                    "rest with: fedloom track %s --to %s",
                     *(sender.name, reason(error), folder, sender.name),
                 )
         if not last:
@@ -162,7 +176,11 @@ def follow(folder: Path, names: Sequence[str], over: Callable[[], bool]) -> None
 
 def runs(folder: Path) -> list[Path]:
     """The run folders in the folder of a run, a comparison or a sweep."""
-    return sorted(file.parent for pattern in ("", "*/", "*/*/") for file in folder.glob(f"{pattern}config.toml"))
+    return sorted(
+        file.parent
+        for pattern in ("", "*/", "*/*/")
+        for file in folder.glob(f"{pattern}config.toml")
+    )
 
 
 def _files(folder: Path) -> list[Path]:
@@ -180,8 +198,13 @@ def info(folder: Path) -> RunInfo:
         values = toml.loads(config)
         started = datetime.fromisoformat(parsed(folder / "environment.json")["started"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder} holds no run or is damaged ({reason(error)}). Name a run's folder.") from None
-    name = f"{values.get('name') or values.get('method')} seed {values.get('seed')} ({folder.resolve().name})"
+        raise DataError(
+            f"{folder} holds no run or is damaged ({reason(error)}). Name a run's folder."
+        ) from None
+    name = (
+        f"{values.get('name') or values.get('method')} seed {values.get('seed')} "
+        f"({folder.resolve().name})"
+    )
     return RunInfo(name, folder, dict(_settings(values)), config, int(1000 * started.timestamp()))
 
 
@@ -191,11 +214,17 @@ def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
         if isinstance(value, Mapping):
             yield from _settings(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, value if isinstance(value, str | int | float | bool) else json.dumps(value, default=str)
+            yield (
+                prefix + key,
+                value
+                if isinstance(value, str | int | float | bool)
+                else json.dumps(value, default=str),
+            )
 
 
 def rounds(folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """The metrics of the whole federation and of its server or active party, after each saved round.
+    """The metrics of the whole federation and of its server or active party, after each saved
+    round.
 
     Metrics of earlier stages of a round carry the stage as a prefix: `local/accuracy mean`.
 
@@ -203,7 +232,9 @@ def rounds(folder: Path) -> list[tuple[int, dict[str, float]]]:
         DataError: `metrics.csv` is damaged.
     """
     by_round: dict[int, dict[str, dict[str, float]]] = {}
-    for row in csv_rows(folder / "metrics.csv", MetricRow) if (folder / "metrics.csv").is_file() else ():
+    for row in (
+        csv_rows(folder / "metrics.csv", MetricRow) if (folder / "metrics.csv").is_file() else ()
+    ):
         if not row.party.rpartition("-")[2].isdigit():  # skip numbered clients
             by_round.setdefault(row.round, {}).setdefault(row.stage, {})[row.metric] = row.value
     return [
@@ -224,11 +255,20 @@ def _result(folder: Path) -> dict[str, float] | None:
     if not (folder / "result.json").is_file():
         return None
     s = model(folder / "result.json", RunSummary)
-    means = {str(one): s.accuracies[one].mean for one in (s.on_test, s.on_own, *s.accuracies) if one in s.accuracies}
+    means = {
+        str(one): s.accuracies[one].mean
+        for one in (s.on_test, s.on_own, *s.accuracies)
+        if one in s.accuracies
+    }
     scores = {str(score): value for score, value in s.scores.items()}
     sent = {f"bytes {direction}": float(count) for direction, count in s.bytes}
     rest = {"seconds": s.seconds["total"], "failures": s.failures, "chance": s.chance}
-    return {**means, **scores, **sent, **{name: value for name, value in rest.items() if value is not None}}
+    return {
+        **means,
+        **scores,
+        **sent,
+        **{name: value for name, value in rest.items() if value is not None},
+    }
 
 
 def sent_so_far(folder: Path, name: str) -> UploadState:
@@ -243,7 +283,9 @@ def sent_so_far(folder: Path, name: str) -> UploadState:
     except FileNotFoundError:
         return UploadState()
     except (ValueError, TypeError) as error:
-        raise DataError(f"{file} is damaged ({reason(error)}). Remove it to send the run again.") from None
+        raise DataError(
+            f"{file} is damaged ({reason(error)}). Remove it to send the run again."
+        ) from None
 
 
 def reason(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """TensorBoard, MLflow and Weights & Biases behind one small interface.
 
-Each is configured by its own environment variables, receives a run's settings and metrics, and records nothing else
-about the machine.
+Each is configured by its own environment variables, receives a run's settings and metrics, and
+records nothing else about the machine.
 """
 
 import logging
@@ -46,7 +46,8 @@ class Tracker(Protocol):
         """Create or continue a run.
 
         Args:
-            known: the return value of an earlier `begin`, to continue that run; empty for a new run.
+            known: the return value of an earlier `begin`, to continue that run; empty for a new
+                run.
             step: the last step sent; -1 for none.
 
         Returns:
@@ -57,7 +58,9 @@ class Tracker(Protocol):
         """Record metrics at a step, which increases from call to call."""
 
     def end(self, result: Mapping[str, float] | None) -> None:
-        """Close the run and wait for the upload; with `result` None, it is unfinished and may continue later."""
+        """Close the run and wait for the upload; with `result` None, it is unfinished and may
+        continue later.
+        """
 
 
 class TensorBoard:
@@ -67,9 +70,13 @@ class TensorBoard:
         """See `Tracker`."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=step + 1 if known else None)
+        self._writer = SummaryWriter(
+            str(run.folder / "tensorboard"), purge_step=step + 1 if known else None
+        )
         if not known:
-            self._writer.add_text("config", "\n".join(f"    {line}" for line in run.config.splitlines()))
+            self._writer.add_text(
+                "config", "\n".join(f"    {line}" for line in run.config.splitlines())
+            )
         return "tensorboard"
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -81,7 +88,11 @@ class TensorBoard:
     def end(self, result: Mapping[str, float] | None) -> None:
         """See `Tracker`."""
         if result is not None:
-            lines = ["| result | |", "|---|---:|", *(f"| {name} | {value:.6g} |" for name, value in result.items())]
+            lines = [
+                "| result | |",
+                "|---|---:|",
+                *(f"| {name} | {value:.6g} |" for name, value in result.items()),
+            ]
             self._writer.add_text("result", "\n".join(lines))
         self._writer.close()
 
@@ -106,8 +117,12 @@ class MLflow:
             return known
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self._client.get_experiment_by_name(name)
-        experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
-        self._run = self._client.create_run(experiment_id, run_name=run.name, start_time=run.started).info.run_id
+        experiment_id = (
+            self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        )
+        self._run = self._client.create_run(
+            experiment_id, run_name=run.name, start_time=run.started
+        ).info.run_id
         params = [Param(_allowed(key), str(value)) for key, value in run.settings.items()]
         for start in range(0, len(params), self.BATCH):
             self._client.log_batch(self._run, params=params[start : start + self.BATCH])
@@ -117,7 +132,8 @@ class MLflow:
         """See `Tracker`."""
         from mlflow.entities import Metric
 
-        timestamp = self._started + step  # the same at every upload, so that MLflow drops duplicates
+        # the same at every upload, so that MLflow drops duplicates
+        timestamp = self._started + step
         metrics = [Metric(_allowed(name), value, timestamp, step) for name, value in values.items()]
         for start in range(0, len(metrics), self.BATCH):
             self._client.log_batch(self._run, metrics=metrics[start : start + self.BATCH])
@@ -130,7 +146,9 @@ class MLflow:
 
 
 class WandB:
-    """A run of Weights & Biases in the project WANDB_PROJECT; with WANDB_MODE=offline, a folder for `wandb sync`."""
+    """A run of Weights & Biases in the project WANDB_PROJECT; with WANDB_MODE=offline, a folder for
+    `wandb sync`.
+    """
 
     def begin(self, run: RunInfo, known: str, step: int) -> str:
         """See `Tracker`."""
@@ -173,10 +191,15 @@ def check(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in TRACKERS:
             hint = did_you_mean(name, TRACKERS)
-            raise ConfigError(f"unknown tracker {name!r}.{hint} Valid names are {', '.join(TRACKERS)}.")
+            raise ConfigError(
+                f"unknown tracker {name!r}.{hint} Valid names are {', '.join(TRACKERS)}."
+            )
         spec = find_spec(name)
-        if spec is None or spec.origin is None:  # without an origin: a data folder that wandb itself created
-            raise ConfigError(f"{name} is not installed. Install its extra: pip install -e '.[{name}]'")
+        # without an origin: a data folder that wandb itself created
+        if spec is None or spec.origin is None:
+            raise ConfigError(
+                f"{name} is not installed. Install its extra: pip install -e '.[{name}]'"
+            )
     return tuple(dict.fromkeys(names))
 
 

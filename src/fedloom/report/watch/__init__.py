@@ -14,8 +14,11 @@ EVERY = 0.5
 """Seconds between two updates."""
 
 
-def watch(folder: Path | None, once: bool, as_json: bool, page: bool, port: int, out: Console) -> int:
-    """Show a run or comparison until it ends, and return the exit status: 0 if it is finished or still running.
+def watch(
+    folder: Path | None, once: bool, as_json: bool, page: bool, port: int, out: Console
+) -> int:
+    """Show a run or comparison until it ends, and return the exit status: 0 if it is finished or
+    still running.
 
     Args:
         folder: its folder; None for the newest in runs/.
@@ -43,7 +46,11 @@ def watch(folder: Path | None, once: bool, as_json: bool, page: bool, port: int,
 
             take(folder, time())  # raises here if the folder is wrong
             serve(
-                folder, port, lambda address: out.print(f"page  {address}  (Ctrl-C closes the page; the run continues)")
+                folder,
+                port,
+                lambda address: out.print(
+                    f"page  {address}  (Ctrl-C closes the page; the run continues)"
+                ),
             )
             return 0
         snapshot = _follow(folder, out)
@@ -71,7 +78,9 @@ def _follow(folder: Path, out: Console) -> Snapshot:
         return snapshot
     with Live(console=out, auto_refresh=False) as screen:
         while True:
-            screen.update(draw(snapshot, out, None if snapshot.over else out.height - 1), refresh=True)
+            screen.update(
+                draw(snapshot, out, None if snapshot.over else out.height - 1), refresh=True
+            )
             if snapshot.over:
                 return snapshot
             sleep(EVERY)

@@ -46,7 +46,9 @@ def server(folder: Path, port: int) -> ThreadingHTTPServer:
     try:
         http = ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as error:
-        raise ConfigError(f"port {port} is not available ({error.strerror}). Choose another with --port.") from None
+        raise ConfigError(
+            f"port {port} is not available ({error.strerror}). Choose another with --port."
+        ) from None
     http.daemon_threads = True
     return http
 
@@ -62,7 +64,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """The page at /, its data at /live.json."""
         if not self._is_from_here():
-            self._answer(403, "text/plain", b"This page is served to this machine only. Open it at 127.0.0.1.\n")
+            self._answer(
+                403,
+                "text/plain",
+                b"This page is served to this machine only. Open it at 127.0.0.1.\n",
+            )
         elif self.path == "/":
             page, policy = _page()
             self._answer(200, "text/html", page, policy)
@@ -83,11 +89,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _live(self) -> None:
         try:
-            self._answer(200, "application/json", take(self.folder, time()).model_dump_json().encode())
+            self._answer(
+                200, "application/json", take(self.folder, time()).model_dump_json().encode()
+            )
         except DataError as error:
             self._answer(503, "application/json", json.dumps({"error": str(error)}).encode())
 
-    def _answer(self, status: int, kind: str, body: bytes, policy: str = "default-src 'none'") -> None:
+    def _answer(
+        self, status: int, kind: str, body: bytes, policy: str = "default-src 'none'"
+    ) -> None:
         self.send_response(status)
         for name, value in {
             "Content-Type": f"{kind}; charset=utf-8",
@@ -111,8 +121,11 @@ class _Handler(BaseHTTPRequestHandler):
 @cache
 def _page() -> tuple[bytes, str]:
     """The page, and a content security policy that allows only its own script and style."""
-    own, shared = files("fedloom.report.watch") / "page.html", files("fedloom.report") / "shared.css"
-    text = own.read_text(encoding="utf-8").replace("/* shared.css */\n", shared.read_text(encoding="utf-8"))
+    own = files("fedloom.report.watch") / "page.html"
+    shared = files("fedloom.report") / "shared.css"
+    text = own.read_text(encoding="utf-8").replace(
+        "/* shared.css */\n", shared.read_text(encoding="utf-8")
+    )
     allowed = {
         kind: base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
         for kind in ("script", "style")

@@ -14,7 +14,14 @@ from fedloom.experiment.run.view import View
 from fedloom.report import formatting as fmt
 from fedloom.report.watch.snapshot import Snapshot
 
-COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "quiet": "red", "gone": "red", "failed": "red"}
+COLORS = {
+    "running": "cyan",
+    "finished": "green",
+    "stopped": "yellow",
+    "quiet": "red",
+    "gone": "red",
+    "failed": "red",
+}
 BAR, CURVE = 28, 5
 """Width of the progress bar in characters, and height of the chart in lines."""
 RUNS, FAILED, LONGEST = 12, 3, 40
@@ -36,7 +43,9 @@ def line(snapshot: Snapshot) -> str:
     """The view in one line, for a log."""
     view = snapshot.run
     parts = [_clean(view.name), f"round {view.round}/{view.rounds}"]
-    parts += [f"{_clean(view.metric)} {_shown(view.metric, view.accuracy)}"] * (view.accuracy is not None)
+    parts += [f"{_clean(view.metric)} {_shown(view.metric, view.accuracy)}"] * (
+        view.accuracy is not None
+    )
     parts += [f"{view.up}/{view.of} up", f"{_size(sum(view.bytes.values()))} sent"]
     parts += [f"{view.failures} failures"] * bool(view.failures)
     return "  ".join(parts)
@@ -46,7 +55,9 @@ def _head(snapshot: Snapshot) -> list[RenderableType]:
     view, color = snapshot.run, COLORS[snapshot.state]
     word = {"gone": "no update", "quiet": "no update"}.get(snapshot.state, snapshot.state)
     method = "" if view.method == view.name else f"{_clean(view.method)} "
-    title = Text.assemble((_clean(view.name), "bold"), f"  {method}on {_clean(view.dataset)}, seed {view.seed}  ")
+    title = Text.assemble(
+        (_clean(view.name), "bold"), f"  {method}on {_clean(view.dataset)}, seed {view.seed}  "
+    )
     title.append(word, f"bold {color}")
     grid = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(total=max(view.rounds, 1), completed=view.round, width=BAR)
@@ -59,10 +70,16 @@ def _pace(snapshot: Snapshot) -> str:
     """Time per round and time left; the total time of a finished run."""
     view = snapshot.run
     if snapshot.state != "running":
-        return f"{_time(view.updated - view.started)} in all" if snapshot.state == "finished" else ""
+        return (
+            f"{_time(view.updated - view.started)} in all" if snapshot.state == "finished" else ""
+        )
     if view.pace is None or view.ends is None:
         return "first round in progress"
-    speed = f"{_time(view.pace)} a round" if view.pace >= 1 else f"{1 / max(view.pace, 1e-6):.0f} rounds a second"
+    speed = (
+        f"{_time(view.pace)} a round"
+        if view.pace >= 1
+        else f"{1 / max(view.pace, 1e-6):.0f} rounds a second"
+    )
     return f"{speed}, {_time(max(0.0, view.ends - snapshot.now))} to go"
 
 
@@ -71,7 +88,11 @@ def _runs(snapshot: Snapshot) -> list[RenderableType]:
         return []
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in ("run", "state", "round", _clean(snapshot.run.metric)):
-        table.add_column(Text(name), justify="left" if name in ("run", "state") else "right", no_wrap=name == "run")
+        table.add_column(
+            Text(name),
+            justify="left" if name in ("run", "state") else "right",
+            no_wrap=name == "run",
+        )
     for run in snapshot.runs[-RUNS:]:
         called = Text(_clean(f"{run.name} seed {run.seed}"))
         table.add_row(
@@ -89,8 +110,14 @@ def _accuracy(view: View, width: int) -> list[RenderableType]:
         return []
     metric = parse(view.metric)
     what = "the most frequent class" if metric.share else "the mean"
-    chance = "" if view.chance is None else f"  (always predicting {what}: {_shown(view.metric, view.chance)})"
-    head = Text.assemble(f"{_clean(view.metric)} ", (_shown(view.metric, view.accuracy), "bold"), (chance, "dim"))
+    chance = (
+        ""
+        if view.chance is None
+        else f"  (always predicting {what}: {_shown(view.metric, view.chance)})"
+    )
+    head = Text.assemble(
+        f"{_clean(view.metric)} ", (_shown(view.metric, view.accuracy), "bold"), (chance, "dim")
+    )
     if len(view.points) < 2 or width < 20:
         return [head, Text()]
     values = [value for _, value in view.points]
@@ -102,13 +129,20 @@ def _accuracy(view: View, width: int) -> list[RenderableType]:
     rows = braille_curve(view.points, width, CURVE, (low, high), max(view.rounds, 1))
     form = ".0%" if metric.share else ".4g"
     marks = {0: f"{high:{form}}", CURVE - 1: f"{low:{form}}"}
-    lines = [Text.assemble((f"{marks.get(i, ''):>5} ", "dim"), (row, "cyan")) for i, row in enumerate(rows)]
+    lines = [
+        Text.assemble((f"{marks.get(i, ''):>5} ", "dim"), (row, "cyan"))
+        for i, row in enumerate(rows)
+    ]
     axis = Text(f"{'':6}round 0{view.rounds:>{width - 7}}", "dim")
     return [head, *lines, axis, Text()]
 
 
 def braille_curve(
-    points: Sequence[tuple[int, float]], width: int, height: int, span: tuple[float, float], rounds: int
+    points: Sequence[tuple[int, float]],
+    width: int,
+    height: int,
+    span: tuple[float, float],
+    rounds: int,
 ) -> list[str]:
     """A line through (round, value), drawn in braille characters of 2 by 4 dots.
 
@@ -122,7 +156,12 @@ def braille_curve(
     last = max(1, round(points[-1][0] / rounds * (2 * width - 1)) + 1)
     at = np.linspace(0, points[-1][0], last)
     values = np.interp(at, [round for round, _ in points], [value for _, value in points])
-    rows = ((values - span[0]) / (span[1] - span[0]) * (4 * height - 1)).round().astype(int).clip(0, 4 * height - 1)
+    rows = (
+        ((values - span[0]) / (span[1] - span[0]) * (4 * height - 1))
+        .round()
+        .astype(int)
+        .clip(0, 4 * height - 1)
+    )
     for x, (before, row) in enumerate(zip([rows[0], *rows], rows, strict=False)):
         dots[min(before, row) : max(before, row) + 1, x] = True
     bits = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
@@ -142,13 +181,21 @@ def _parties(view: View, room: int | None) -> list[RenderableType]:
         table.add_column(name, justify="right" if name else "left")
     for m in members:
         mark = Text("● up", "green") if m.up else Text("○ down", "bold red")
-        table.add_row(Text(_clean(m.name)), mark, _shown(view.metric, m.accuracy), _size(m.sent), _size(m.received))
+        table.add_row(
+            Text(_clean(m.name)),
+            mark,
+            _shown(view.metric, m.accuracy),
+            _size(m.sent),
+            _size(m.received),
+        )
     hidden = view.of - len(members)
     return [table, *([Text(f"and {hidden} more", "dim")] if hidden > 0 else [])]
 
 
 def _traffic(view: View) -> list[RenderableType]:
-    parts = [f"{_size(view.bytes[way])} {way}" for way in ("up", "down", "across") if view.bytes.get(way)]
+    parts = [
+        f"{_size(view.bytes[way])} {way}" for way in ("up", "down", "across") if view.bytes.get(way)
+    ]
     return [Text(), Text(f"sent so far: {', '.join(parts) or 'nothing'}")]
 
 
@@ -156,7 +203,11 @@ def _failures(view: View) -> list[RenderableType]:
     if not view.failures:
         return []
     last = [
-        Text(f"  round {m.round}, {_clean(m.party)}, {_clean(m.kind)}: {_clean(m.reason)}", "dim", no_wrap=True)
+        Text(
+            f"  round {m.round}, {_clean(m.party)}, {_clean(m.kind)}: {_clean(m.reason)}",
+            "dim",
+            no_wrap=True,
+        )
         for m in view.recent_failures[: -FAILED - 1 : -1]
     ]
     return [Text(f"failed calls: {view.failures}; most recent:", "yellow"), *last]
@@ -164,7 +215,9 @@ def _failures(view: View) -> list[RenderableType]:
 
 def _foot(snapshot: Snapshot) -> RenderableType:
     view = snapshot.run
-    started, updated = (datetime.fromtimestamp(at).strftime("%H:%M:%S") for at in (view.started, view.updated))
+    started, updated = (
+        datetime.fromtimestamp(at).strftime("%H:%M:%S") for at in (view.started, view.updated)
+    )
     return Text(f"{_clean(view.engine)}; started {started}, updated {updated}", "dim")
 
 

@@ -9,7 +9,8 @@ from fedloom.core.errors import DataError
 from fedloom.experiment.run.view import FILE, SILENCE, View, alive, liveness, read
 
 State: TypeAlias = Literal["running", "quiet", "gone", "stopped", "finished", "failed"]
-"""As the run reports it, or, without a recent update, `quiet`, or `gone` if its process has ended."""
+"""As the run reports it, or, without a recent update, `quiet`, or `gone` if its process has ended.
+"""
 
 
 class RunBrief(BaseModel):
@@ -59,7 +60,9 @@ def newest(runs: Path) -> Path:
     files = [(file.stat().st_mtime, file.parent) for file in runs.glob(f"*/{FILE}")]
     files += [(file.stat().st_mtime, file.parent.parent) for file in runs.glob(f"*/*/{FILE}")]
     if not files:
-        raise DataError(f"no run to watch in {runs}/. Start one with fedloom run, or name its folder.")
+        raise DataError(
+            f"no run to watch in {runs}/. Start one with fedloom run, or name its folder."
+        )
     return max(files)[1]
 
 
@@ -79,7 +82,9 @@ def take(folder: Path, now: float) -> Snapshot:
         folder=folder.resolve().name,
         state=state,
         news=_news(view, state, now),
-        over=_ended(folder, view, now) if inside and state == "finished" else state not in ("running", "quiet"),
+        over=_ended(folder, view, now)
+        if inside and state == "finished"
+        else state not in ("running", "quiet"),
         run=view,
         runs=[
             RunBrief(**{**views[each].model_dump(), "folder": each.name, "state": states[each]})
@@ -111,6 +116,7 @@ def _news(view: View, state: State, now: float) -> str:
 def _ended(folder: Path, last: View, now: float) -> bool:
     """Whether a comparison whose last run is finished has no further runs."""
     file, process_alive = folder / "comparison.json", alive(last.process)
-    if file.is_file() and file.stat().st_mtime > last.updated - 1:  # file times are coarser than the clock
+    # file times are coarser than the clock
+    if file.is_file() and file.stat().st_mtime > last.updated - 1:
         return True
     return now - last.updated > SILENCE if process_alive is None else not process_alive

@@ -1,4 +1,6 @@
-"""The horizontal setting: parties with different rows of the same columns, partitioned or private."""
+"""The horizontal setting: parties with different rows of the same columns, partitioned
+or private.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -32,10 +34,21 @@ from fedloom.experiment.plan.assignment import (
     target_of,
     training_labels,
 )
-from fedloom.experiment.plan.networks import architectures_of, assign_groups, networks, replace_black_boxes
+from fedloom.experiment.plan.networks import (
+    architectures_of,
+    assign_groups,
+    networks,
+    replace_black_boxes,
+)
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import RunPlan
-from fedloom.experiment.plan.settings.rows import basis, data_of, number_of_owners, owner_names, unbounded
+from fedloom.experiment.plan.settings.rows import (
+    basis,
+    data_of,
+    number_of_owners,
+    owner_names,
+    unbounded,
+)
 
 
 class Horizontal:
@@ -46,16 +59,18 @@ class Horizontal:
     def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
         """Refuse settings of the vertical setting."""
         if run.columns != ColumnsConfig():
-            raise ConfigError(f"columns: {method.name} shares rows, not columns: leave the section out")
+            raise ConfigError(
+                f"columns: {method.name} shares rows, not columns: leave the section out"
+            )
         if run.evaluate.attack_labels is not None:
             raise ConfigError(
-                f"evaluate.attack_labels: the parties of {method.name} have the labels of their rows: leave it out, or "
-                "use a vertical method"
+                f"evaluate.attack_labels: the parties of {method.name} have the labels of their "
+                "rows: leave it out, or use a vertical method"
             )
         if run.evaluate.leaks and run.data.own:
             raise ConfigError(
-                "evaluate.leaks needs all rows here, and those of [data.row_schema] are at their owners: set it in a "
-                "run on one machine"
+                "evaluate.leaks needs all rows here, and those of [data.row_schema] are at their "
+                "owners: set it in a run on one machine"
             )
         run.pretrained.check(method, server)
 
@@ -68,16 +83,24 @@ class Horizontal:
     def server_name(self, plan: RunPlan) -> str:
         """The server's role, or "coordinator" without a server."""
         server = plan.server
-        return (server.ROLE or type(server).__name__.lower()) if server is not None else "coordinator"
+        return (
+            (server.ROLE or type(server).__name__.lower()) if server is not None else "coordinator"
+        )
 
     def min_nodes(self, plan: RunPlan, nodes: int) -> int:
         """The method's `min_clients`."""
         return plan.method.min_clients
 
-    # -- the plan --------------------------------------------------------------------------------------
+    # -- the plan ----------------------------------------------------------------------------------
 
     def build(
-        self, run: RunConfig, method: Method, cfg: Any, rounds: int, files: PrivateData, at: int | None = None
+        self,
+        run: RunConfig,
+        method: Method,
+        cfg: Any,
+        rounds: int,
+        files: PrivateData,
+        at: int | None = None,
     ) -> RunPlan:
         """The plan of a run: see `Planner`."""
         graph = run.topology.graph(run.data.clients, run.seed)
@@ -93,17 +116,22 @@ class Horizontal:
                 "federation.toml" if at is None else "node.toml",
                 f'[data.{run.data.name}] public = "public.csv"',
             )
-            raise ConfigError(f"{method.name} learns from public rows: name their file in {file}, {example}")
+            raise ConfigError(
+                f"{method.name} learns from public rows: name their file in {file}, {example}"
+            )
         if "public rows" in method.needs and not len(public.rows):
             raise ConfigError(
-                f"data.public_rows: {method.name} learns from public rows, and there are none: set it to 1 or more"
+                f"data.public_rows: {method.name} learns from public rows, and there are none: "
+                "set it to 1 or more"
             )
         assert data.dataset is not None
         refuse_task(method, data.task.kind)
         if data.target is not None:
             refuse_for_numbers(run, cfg)
         architectures = architectures_of(run, method, data.dataset.kind)
-        server_network, client_networks = networks(run, method, data.dataset, data.task.width, architectures)
+        server_network, client_networks = networks(
+            run, method, data.dataset, data.task.width, architectures
+        )
         if raw:  # the method has models of its own
             architectures = (method.name,) * clients
         server = ClientContext(
@@ -129,25 +157,46 @@ class Horizontal:
             )
             for n in range(clients)
         ]
-        server, contexts = replace_black_boxes(run, method, data.dataset, data.task, architectures, server, contexts)
+        server, contexts = replace_black_boxes(
+            run, method, data.dataset, data.task, architectures, server, contexts
+        )
         if "architecture groups" in method.needs:
             server, contexts = assign_groups(server, contexts, client_networks, architectures)
         if "public rows at the server" in method.needs or cfg.server_reads_public:
             server = replace(server, public=public)
         unseen = run.data.unseen_clients(run.seed)
-        return RunPlan(run, method, cfg, rounds, self, data, architectures, graph, server, contexts, unseen=unseen)
+        return RunPlan(
+            run,
+            method,
+            cfg,
+            rounds,
+            self,
+            data,
+            architectures,
+            graph,
+            server,
+            contexts,
+            unseen=unseen,
+        )
 
 
-# -- assigning rows ----------------------------------------------------------------------------------------
+# -- assigning rows --------------------------------------------------------------------------------
 
-_Assigned = tuple[DataAssignment, Callable[[int | None], Rows | None], PublicSet, Callable[[int], Mapping[str, Rows]]]
-"""The assignment; a function from a client, or None for the server, to its training rows, if here; the public rows; and
-a function from a client to its test rows by name."""
+_Assigned = tuple[
+    DataAssignment,
+    Callable[[int | None], Rows | None],
+    PublicSet,
+    Callable[[int], Mapping[str, Rows]],
+]
+"""The assignment; a function from a client, or None for the server, to its training rows, if here;
+the public rows; and a function from a client to its test rows by name.
+"""
 
 
 def raw_columns(dataset: DatasetLike) -> dict[str, Any]:
-    """The names of a data set's columns, the words of each that is a category, and what was subtracted from each.
-    Pixels are numbered."""
+    """The names of a data set's columns, the words of each that is a category, and what was
+    subtracted from each. Pixels are numbered.
+    """
     size = math.prod(dataset.input_shape)
     names = dataset.columns if len(dataset.columns) == size else tuple(map(str, range(size)))
     offset = getattr(dataset, "offset", None)
@@ -167,10 +216,15 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
     def training(n: int) -> Rows:
         own = rows(shares.shards[n])
         if run.faults.mislabels(n) and own.labels is not None:
-            own = replace(own, labels=(len(dataset.classes) - 1 if dataset.classes else 0) - own.labels)
+            own = replace(
+                own, labels=(len(dataset.classes) - 1 if dataset.classes else 0) - own.labels
+            )
         return own
 
-    labels = {"test": [y[shares.test]] * len(shares.shards), "own": [y[part] for part in shares.own_test]}
+    labels = {
+        "test": [y[shares.test]] * len(shares.shards),
+        "own": [y[part] for part in shares.own_test],
+    }
     labels = {on: parts for on, parts in labels.items() if all(map(len, parts))}
     content = digest(f"{dataset.x.dtype.str}{dataset.x.shape}{public}", y, sample(dataset.x))
     data = DataAssignment(
@@ -179,7 +233,9 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
         digest=content,
         common=content,
         public_digest=public,
-        schema=lambda _: schema(dataset.kind, dataset.input_shape, dataset.classes, dataset.columns),
+        schema=lambda _: schema(
+            dataset.kind, dataset.input_shape, dataset.classes, dataset.columns
+        ),
         describe=lambda: {
             "counts": describe(strata, shares.shards, names).counts.tolist(),
             **({} if dataset.classes else {"classes": list(names)}),
@@ -189,7 +245,9 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
             "public": len(shares.public),
             "public_sha256": public,
             "server": len(shares.server),
-            "server_sha256": digest("", shares.server.astype("<i8")) if len(shares.server) else None,
+            "server_sha256": digest("", shares.server.astype("<i8"))
+            if len(shares.server)
+            else None,
         },
         labels=labels,
         own_chances=np.array([chance(y) for y in labels["own"]]) if "own" in labels else None,
@@ -201,17 +259,22 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
     )
     return (
         data,
-        lambda n: training(n) if n is not None else rows(shares.server) if len(shares.server) else None,
+        lambda n: (
+            training(n) if n is not None else rows(shares.server) if len(shares.server) else None
+        ),
         PublicSet(rows(shares.public), run.seed, public),
         lambda n: {"test": test, "own": rows(shares.own_test[n])},
     )
 
 
-def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool, raw: bool) -> _Assigned:
+def _private(
+    run: RunConfig, files: PrivateData, at: int | None, promises: bool, raw: bool
+) -> _Assigned:
     """The private rows of party `at`, or of the server; and the public rows.
 
-    Columns are standardized by the agreed scale, or else by the public rows, or else by each party's own training rows,
-    which also fill the missing numbers of the party's own rows. If `raw`, they stay as they are.
+    Columns are standardized by the agreed scale, or else by the public rows, or else by each
+    party's own training rows, which also fill the missing numbers of the party's own rows. If
+    `raw`, they stay as they are.
 
     Raises:
         ConfigError: a required file is not named.
@@ -219,11 +282,14 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
     """
     assert run.data.row_schema is not None
     may = run.data.missing_columns
-    form, name, device = run.data.row_schema.build(run.data.missing, may), run.data.name, run.engine.device
+    form = run.data.row_schema.build(run.data.missing, may)
+    name = run.data.name
+    device = run.engine.device
     owner = files.own or OwnFile(DataOptions())
     how = owner.missing or run.data.missing
     if how == "refuse" and files.own is not None:
-        how = "median"  # a run that failed would tell of a gap; a node's owner is told when it starts
+        # a run that failed would tell of a gap; a node's owner is told when it starts
+        how = "median"
     own_form = run.data.row_schema.build(how, may)
     public, own = _public(run, files, form), None
     if files.rows is not None and (at is not None or run.data.server_rows):
@@ -232,7 +298,9 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
         whose = "the server" if at is None else f"party {at}"
         raise ConfigError(f"data.{name}: set rows to the file with the rows of {whose}")
     train, test = (
-        (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at, files.split_seed, owner, promises)
+        (np.arange(0), np.arange(0))
+        if own is None
+        else _held_out(run, own, at, files.split_seed, owner, promises)
     )
     fitted = public if len(public) else None if own is None else own.x[train]
     public_fill, shift, scale = (form if len(public) else own_form).scaling(None if raw else fitted)
@@ -246,13 +314,25 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
     if raw and form.kind == "table":
         _, words, columns = decoded(form.table, np.empty((0, len(form.columns)), np.float32))
         shift, scale = np.zeros(len(columns), np.float32), np.ones(len(columns), np.float32)
-        known = DatasetInfo(name, form.kind, (len(columns),), form.classes, columns, shift, scale, words,
-                            form.target, form.label)  # fmt: skip
+        known = DatasetInfo(
+            name,
+            form.kind,
+            (len(columns),),
+            form.classes,
+            columns,
+            shift,
+            scale,
+            words,
+            form.target,
+            form.label,
+        )
         public = decoded(form.table, public)[0]
         if own is not None:
             x = decoded(own_form.table, own.x)[0]
             fill: Fill = "median" if np.isnan(x).any() else ""
-            own = replace(own, x=x, shift=shift, scale=scale, columns=columns, words=words, fill=fill)
+            own = replace(
+                own, x=x, shift=shift, scale=scale, columns=columns, words=words, fill=fill
+            )
     mine, tests = None, {}
     if own is not None:
         own = replace(own, shift=shift, scale=scale)
@@ -261,7 +341,11 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
     of_public, server_rows = rows_hash(public), 0 if own is None or at is not None else len(own.y)
     server = rows_hash(own.x) if own is not None and server_rows else ""
     about = schema(form.kind, form.input_shape, form.classes, form.columns)
-    about |= {"encoder": VERSION} if any(isinstance(rule, HashedText | DateParts) for rule in form.table) else {}
+    about |= (
+        {"encoder": VERSION}
+        if any(isinstance(rule, HashedText | DateParts) for rule in form.table)
+        else {}
+    )
     about |= {} if form.classes else {"target": list(form.target)}
     common = digest(f"{about}\n{of_public}")
     data = DataAssignment(
@@ -298,7 +382,8 @@ def _public(run: RunConfig, files: PrivateData, form: DataSchema) -> np.ndarray:
     found = read_public(files.public, form)
     if run.data.public_rows is not None and run.data.public_rows > len(found):
         raise DataError(
-            f"{files.public} must hold {run.data.public_rows} rows (data.public_rows), but has {len(found)}."
+            f"{files.public} must hold {run.data.public_rows} rows (data.public_rows), but has "
+            f"{len(found)}."
         )
     return found[: run.data.public_rows]
 
@@ -309,12 +394,14 @@ def refuse_for_numbers(run: RunConfig, cfg: MethodConfig) -> None:
     if promised and not run.data.own and run.data.label_scale is None:
         what = "params.trust_epsilon" if getattr(cfg, "trust_epsilon", 0) else "its noise"
         raise ConfigError(
-            f"{run.method} promises differential privacy ({what}), but without an agreed scale each row's label moves "
-            "those of all others: set data.label_scale = [mean, s.d.], in the unit of the label, to numbers that the "
-            "owners know beforehand"
+            f"{run.method} promises differential privacy ({what}), but without an agreed scale "
+            "each row's label moves those of all others: set data.label_scale = [mean, s.d.], in "
+            "the unit of the label, to numbers that the owners know beforehand"
         )
     if run.evaluate.leaks:
-        raise ConfigError("evaluate.leaks: its attacks guess classes, and this label is a number: leave it out")
+        raise ConfigError(
+            "evaluate.leaks: its attacks guess classes, and this label is a number: leave it out"
+        )
 
 
 def _held_out(
@@ -322,7 +409,8 @@ def _held_out(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Indices of a party's training and test rows. The server trains on all its rows.
 
-    If the method `promises` a guarantee, labels do not count: one of them would move other rows between the two.
+    If the method `promises` a guarantee, labels do not count: one of them would move other rows
+    between the two.
     """
     if at is None:
         return np.arange(len(own.y)), np.arange(0)
@@ -336,7 +424,9 @@ def _held_out(
     )
     train, test = np.setdiff1d(np.arange(len(own.y)), held.apart), held.kept
     if not len(train) or not len(test):
-        raise DataError(f"{len(own.y)} rows are too few to split into training and test rows: add more.")
+        raise DataError(
+            f"{len(own.y)} rows are too few to split into training and test rows: add more."
+        )
     return train, test
 
 

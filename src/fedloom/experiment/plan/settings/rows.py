@@ -1,4 +1,6 @@
-"""Rows of a data set as clients hold them: read, divided and standardized, with checks of a file's owners."""
+"""Rows of a data set as clients hold them: read, divided and standardized, with checks of a file's
+owners.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +25,9 @@ FEWEST = 4
 """Minimum number of rows of an owner that is a client."""
 
 
-def data_of(run: "RunConfig", files: "PrivateData | None" = None, *, raw: bool = False) -> tuple[Dataset, Split]:
+def data_of(
+    run: "RunConfig", files: "PrivateData | None" = None, *, raw: bool = False
+) -> tuple[Dataset, Split]:
     """The data set of a run and its partition.
 
     Args:
@@ -36,7 +40,9 @@ def data_of(run: "RunConfig", files: "PrivateData | None" = None, *, raw: bool =
     """
     data = run.data
     if files is not None:
-        data = data.model_copy(update={"root": files.root or data.root, "name": files.set or data.name})
+        data = data.model_copy(
+            update={"root": files.root or data.root, "name": files.set or data.name}
+        )
     return divided(data, run.seed, raw=raw)
 
 
@@ -68,7 +74,10 @@ def divided(data: DataConfig, seed: int, *, raw: bool = False) -> tuple[Dataset,
         validation=data.validation,
     )
     if data.group and len(shares.public):
-        warn_once(f"{dataset.name}: {len(shares.public)} rows of the owners are public rows (data.public_rows).")
+        warn_once(
+            f"{dataset.name}: {len(shares.public)} rows of the owners are public rows "
+            "(data.public_rows)."
+        )
     _warn_of_single_classes(data, dataset, shares)
     if not dataset.classes:
         dataset = _with_target(data, dataset, shares)
@@ -76,20 +85,26 @@ def divided(data: DataConfig, seed: int, *, raw: bool = False) -> tuple[Dataset,
         return undo(dataset), shares
     if basis(dataset, shares) == BY_OWNER:
         return dataset.standardized_by_owner(np.concatenate(shares.shards)), shares
-    known = next(rows for rows in (shares.server, shares.public, np.concatenate(shares.shards)) if len(rows))
+    known = next(
+        rows for rows in (shares.server, shares.public, np.concatenate(shares.shards)) if len(rows)
+    )
     return dataset.standardized(known), shares
 
 
 def _with_target(data: DataConfig, dataset: Dataset, shares: Split) -> Dataset:
-    """The data set with the scale of its number to predict: the agreed one, or that of the server's or all training
-    rows."""
+    """The data set with the scale of its number to predict: the agreed one, or that of the server's
+    or all training rows.
+    """
     if data.label_scale is not None:
         return replace(dataset, target=data.label_scale)
-    return dataset.with_target(shares.server if len(shares.server) else np.concatenate(shares.shards))
+    return dataset.with_target(
+        shares.server if len(shares.server) else np.concatenate(shares.shards)
+    )
 
 
 def basis(dataset: Dataset, shares: Split) -> str:
-    """The rows that columns are standardized by, and missing numbers are filled by, as a phrase; "" for images.
+    """The rows that columns are standardized by, and missing numbers are filled by, as a phrase; ""
+    for images.
 
     The server's rows are equal for all seeds; rows without owners are those of one file.
     """
@@ -103,7 +118,9 @@ def basis(dataset: Dataset, shares: Split) -> str:
 
 
 def unbounded(run: "RunConfig", cfg: Any, public: bool) -> str:
-    """What to set so that one row cannot move the scale of others, if a guarantee of the run needs it; else ""."""
+    """What to set so that one row cannot move the scale of others, if a guarantee of the run needs
+    it; else "".
+    """
     form = run.data.row_schema
     if form is None or form.kind == "image" or form.scale is not None or not cfg.promises:
         return ""
@@ -139,24 +156,33 @@ def number_of_owners(data: DataConfig) -> int:
 
 
 def _check_owners(data: DataConfig, dataset: Dataset) -> None:
-    """Raise DataError for owners that are too small, or too few for the unseen ones; warn of those with one class."""
+    """Raise DataError for owners that are too small, or too few for the unseen ones; warn of those
+    with one class.
+    """
     if not dataset.owners or dataset.groups is None or data.partition != "natural":
         return
     sizes = np.bincount(dataset.groups, minlength=len(dataset.owners))
-    small = [f"{dataset.owners[owner]} ({sizes[owner]})" for owner in np.flatnonzero(sizes < FEWEST)]
+    small = [
+        f"{dataset.owners[owner]} ({sizes[owner]})" for owner in np.flatnonzero(sizes < FEWEST)
+    ]
     if small and data.options.get("min_rows", 1) < FEWEST:
         raise DataError(
-            f"Each owner needs at least {FEWEST} rows, for training and for testing, but there are smaller ones: "
-            f"{', '.join(small[:8])}. Leave them out with data.options.min_rows = {FEWEST}."
+            f"Each owner needs at least {FEWEST} rows, for training and for testing, but there "
+            f"are smaller ones: {', '.join(small[:8])}. Leave them out with "
+            f"data.options.min_rows = {FEWEST}."
         )
     if isinstance(data.unseen, tuple) and data.clients != len(dataset.owners):
         raise DataError(
-            f"data.unseen names owners, so that all {len(dataset.owners)} owners must be clients, not {data.clients}; "
-            "leave data.clients and data.options out."
+            f"data.unseen names owners, so that all {len(dataset.owners)} owners must be "
+            f"clients, not {data.clients}; leave data.clients and data.options out."
         )
     if not dataset.classes:
         return
-    single = [dataset.owners[k] for k in range(len(sizes)) if len(np.unique(dataset.y[dataset.groups == k])) == 1]
+    single = [
+        dataset.owners[k]
+        for k in range(len(sizes))
+        if len(np.unique(dataset.y[dataset.groups == k])) == 1
+    ]
     if single:
         warn_once(f"{dataset.name}: owners with rows of one class only: {', '.join(single[:8])}.")
 
@@ -166,6 +192,7 @@ def _warn_of_single_classes(data: DataConfig, dataset: Dataset, shares: Split) -
     single = sum(len(np.unique(dataset.strata[0][part])) == 1 for part in shares.shards)
     if data.partition == "dirichlet" and not data.options and 2 * single > len(shares.shards):
         warn_once(
-            f"{dataset.name}: {single} of {len(shares.shards)} clients have rows of one class, by the default "
-            "partition; compare with data.options.alpha = 1 or data.partition = iid."
+            f"{dataset.name}: {single} of {len(shares.shards)} clients have rows of one class, "
+            "by the default partition; compare with data.options.alpha = 1 or data.partition = "
+            "iid."
         )

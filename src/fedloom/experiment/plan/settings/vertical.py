@@ -53,17 +53,26 @@ class Vertical:
             *(("partition", partitioned), ("options", run.data.options)),
         ):
             if given:
-                raise ConfigError(f"data.{setting}: {method.name} shares columns, not rows: leave it out")
+                raise ConfigError(
+                    f"data.{setting}: {method.name} shares columns, not rows: leave it out"
+                )
         if run.pretrained != PretrainedConfig():
-            raise ConfigError(f"pretrained: {method.name} shares columns, not rows: leave the section out")
+            raise ConfigError(
+                f"pretrained: {method.name} shares columns, not rows: leave the section out"
+            )
         if run.data.own:
             raise ConfigError(
-                f"data.row_schema: {method.name} shares columns: leave it out, and set columns.private=true"
+                f"data.row_schema: {method.name} shares columns: leave it out, and set "
+                "columns.private=true"
             )
         if run.columns.incomplete and "pooled rows" in method.needs:
-            raise ConfigError(f"columns.missing: {method.name} counts every row as complete; leave it out")
+            raise ConfigError(
+                f"columns.missing: {method.name} counts every row as complete; leave it out"
+            )
         if run.columns.private and "pooled rows" in method.needs:
-            raise ConfigError(f"columns.private: {method.name} needs all rows in one place; leave it out")
+            raise ConfigError(
+                f"columns.private: {method.name} needs all rows in one place; leave it out"
+            )
 
     def clients(self, run: RunConfig, nodes: int | None) -> int | None:
         """One more than nodes; without nodes, the number of files, or `PARTIES`."""
@@ -77,13 +86,21 @@ class Vertical:
         """All nodes, or one for a method that predicts from any."""
         return min(1, nodes) if plan.method.any_contributor else nodes
 
-    # -- the plan --------------------------------------------------------------------------------------
+    # -- the plan ----------------------------------------------------------------------------------
 
     def build(
-        self, run: RunConfig, method: Method, cfg: Any, rounds: int, files: PrivateData, at: int | None = None
+        self,
+        run: RunConfig,
+        method: Method,
+        cfg: Any,
+        rounds: int,
+        files: PrivateData,
+        at: int | None = None,
     ) -> RunPlan:
         """The plan of a run. Only the active party's rows have labels."""
-        data, columns = _own_file(run, files, at or 0) if run.columns.private else _cut(run, method, cfg, files)
+        data, columns = (
+            _own_file(run, files, at or 0) if run.columns.private else _cut(run, method, cfg, files)
+        )
         refuse_task(method, data.task.kind)
         if data.target is not None:
             _refuse_for_numbers(run)
@@ -105,26 +122,48 @@ class Vertical:
             contexts[m] = _context(run, cfg, contexts[m], view, None if none else architectures[m])
         if columns.labels is not None:
             first, device = columns.views[0], run.engine.device
-            labels = columns.labels if data.target is None else data.target.standardized(columns.labels)
+            labels = (
+                columns.labels if data.target is None else data.target.standardized(columns.labels)
+            )
             known = np.full(len(first.x), -1, labels.dtype)  # an unaligned row has none
             known[first.aligned] = labels
             server = replace(server, data=rows_of(first.x, first, first.aligned, device, known))
-        return RunPlan(run, method, cfg, rounds, self, data, architectures, None, server, contexts, colocated=(0,))
+        return RunPlan(
+            run,
+            method,
+            cfg,
+            rounds,
+            self,
+            data,
+            architectures,
+            None,
+            server,
+            contexts,
+            colocated=(0,),
+        )
 
 
 def _refuse_for_numbers(run: RunConfig) -> None:
     """Raise ConfigError for settings that a number to predict does not allow."""
-    for name, given in (("attack_labels", run.evaluate.attack_labels is not None), ("leaks", run.evaluate.leaks)):
+    for name, given in (
+        ("attack_labels", run.evaluate.attack_labels is not None),
+        ("leaks", run.evaluate.leaks),
+    ):
         if given:
-            raise ConfigError(f"evaluate.{name}: its attacks guess classes, and this label is a number: leave it out")
+            raise ConfigError(
+                f"evaluate.{name}: its attacks guess classes, and this label is a number: leave "
+                "it out"
+            )
 
 
-# -- assigning columns -------------------------------------------------------------------------------------
+# -- assigning columns -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """The columns on this machine: views by party, the number of aligned rows, and their labels (N_a,), if here."""
+    """The columns on this machine: views by party, the number of aligned rows, and their labels
+    (N_a,), if here.
+    """
 
     kind: str
     parties: int
@@ -133,15 +172,23 @@ class _Columns:
     views: Mapping[int, PartyView]
 
 
-def _cut(run: RunConfig, method: Method, cfg: Any, files: PrivateData) -> tuple[DataAssignment, _Columns]:
-    """The columns of all parties, from a data set or files; without incomplete rows unless the method uses them."""
+def _cut(
+    run: RunConfig, method: Method, cfg: Any, files: PrivateData
+) -> tuple[DataAssignment, _Columns]:
+    """The columns of all parties, from a data set or files; without incomplete rows unless the
+    method uses them.
+    """
     parties = parties_of(run, files, pooled="pooled rows" in method.needs)
     if run.columns.incomplete and getattr(cfg, "incomplete", "drop") == "drop":
         parties = complete_rows(parties, method.contributors)
     views, nothing = parties.views, digest("")
     truths = [view.truth for view in views if view.truth is not None and len(view.truth)]
     own = {"own": truths} if len(truths) == len(views) and parties.classes else {}
-    rows = [part for v in views for part in (v.aligned, v.unaligned, v.test, v.shift, v.scale, sample(v.x))]
+    rows = [
+        part
+        for v in views
+        for part in (v.aligned, v.unaligned, v.test, v.shift, v.scale, sample(v.x))
+    ]
     rows += [v.present for v in views if v.present is not None]
     content = digest(f"{[v.x.shape for v in views]}", parties.labels, parties.test_labels, *rows)
     data = DataAssignment(
@@ -159,10 +206,14 @@ def _cut(run: RunConfig, method: Method, cfg: Any, files: PrivateData) -> tuple[
         },
         labels={"test": [parties.test_labels] * len(views), **own},
         parties=parties,
-        target=None if parties.classes else Number(*(run.data.label_scale or parties.target), run.models.variance),
+        target=None
+        if parties.classes
+        else Number(*(run.data.label_scale or parties.target), run.models.variance),
         label=parties.label,
     )
-    return data, _Columns(parties.kind, len(views), len(parties.labels), parties.labels, dict(enumerate(views)))
+    return data, _Columns(
+        parties.kind, len(views), len(parties.labels), parties.labels, dict(enumerate(views))
+    )
 
 
 def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssignment, _Columns]:
@@ -176,20 +227,26 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
     if files.rows is None:
         raise ConfigError(f"data.{name}: set rows to the file with the columns of party {party}")
     if matched is None:
-        raise ConfigError("columns.private: rows of private columns are matched by the net engine: add --engine net")
+        raise ConfigError(
+            "columns.private: rows of private columns are matched by the net engine: add "
+            "--engine net"
+        )
     id = files.id or str(run.columns.id)
     options = GUESS if files.own is None else files.own.options
     held = (
         PartyFile.passive(files.rows, id, label, options)
         if party
-        else PartyFile.active(files.rows, id, label, _of_active(run.data.columns.of_file(files.rows.name), options))
+        else PartyFile.active(
+            files.rows, id, label, _of_active(run.data.columns.of_file(files.rows.name), options)
+        )
     )
     everybody = np.concatenate([matched.aligned, matched.unaligned, matched.test])
     if len(everybody) and int(everybody.max()) >= len(held.ids):
         raise DataError(f"{files.rows} has fewer rows than were matched: start a new run.")
     view, nothing = held.view(matched.aligned, matched.unaligned, matched.test, None), digest("")
     aligned, test, count = len(matched.aligned), len(matched.test), matched.classes
-    classes = held.classes or tuple(map(str, range(count)))  # class names are only at the active party
+    # class names are only at the active party
+    classes = held.classes or tuple(map(str, range(count)))
     truth = () if party else (held.labels[matched.aligned], held.labels[matched.test])
     common = digest(f"{matched.mark}\n{count} {aligned} {test}")
     data = DataAssignment(
@@ -209,17 +266,25 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
         target=None if count else Number(*_scale(run, truth), run.models.variance),
         label=label,
     )
-    return data, _Columns("table", run.data.clients, aligned, truth[0] if truth else None, {party: view})
+    return data, _Columns(
+        "table", run.data.clients, aligned, truth[0] if truth else None, {party: view}
+    )
 
 
 def _of_active(run: DataOptions, own: DataOptions) -> DataOptions:
-    """The run's settings of the active party's file, whose cells are read as its owner says, if the owner does."""
+    """The run's settings of the active party's file, whose cells are read as its owner says, if the
+    owner does.
+    """
     said = {name: getattr(own, name) for name in ("missing_words", "decimal")}
-    return replace(run, **{name: value for name, value in said.items() if value != getattr(GUESS, name)})
+    return replace(
+        run, **{name: value for name, value in said.items() if value != getattr(GUESS, name)}
+    )
 
 
 def _scale(run: RunConfig, truth: tuple[np.ndarray, ...]) -> tuple[float, float]:
-    """Mean and s.d. by which the active party standardizes a number; of no use at the others, which have no `truth`."""
+    """Mean and s.d. by which the active party standardizes a number; of no use at the others, which
+    have no `truth`.
+    """
     if run.data.label_scale is not None or not truth:
         return run.data.label_scale or (0.0, 1.0)
     return scale_of(truth[0])
@@ -228,16 +293,32 @@ def _scale(run: RunConfig, truth: tuple[np.ndarray, ...]) -> tuple[float, float]
 def _described(name: str, held: PartyFile, view: PartyView, matched: Matched) -> dict[str, Any]:
     """The active party's columns, and the number of rows of the others."""
     encoder = TableEncoder.from_dict(view.recipe)
-    unknown = {"unaligned_counts": None, "gamma": None, "classes_held": None, "mid": None, "cosine": None}
+    unknown = {
+        "unaligned_counts": None,
+        "gamma": None,
+        "classes_held": None,
+        "mid": None,
+        "cosine": None,
+    }
     rows = {"aligned": len(view.aligned), "test": len(view.test), **unknown}
-    mine = {"name": view.name, "input_shape": list(view.input_shape), "columns": list(encoder.names)}
+    mine = {
+        "name": view.name,
+        "input_shape": list(view.input_shape),
+        "columns": list(encoder.names),
+    }
     parties = [{**mine, "dropped": list(encoder.dropped), "unaligned": len(view.unaligned), **rows}]
     for m, unaligned in enumerate(matched.others, 1):
-        theirs: dict[str, Any] = {"name": f"party-{m}", "input_shape": [], "columns": None, "dropped": None}
+        theirs: dict[str, Any] = {
+            "name": f"party-{m}",
+            "input_shape": [],
+            "columns": None,
+            "dropped": None,
+        }
         parties.append({**theirs, "unaligned": unaligned, **rows})
     parts, names = held.strata
     aligned, test = (
-        np.bincount(parts[rows], minlength=len(names)).tolist() for rows in (matched.aligned, matched.test)
+        np.bincount(parts[rows], minlength=len(names)).tolist()
+        for rows in (matched.aligned, matched.test)
     )
     return {
         "name": name,
@@ -253,9 +334,15 @@ def _described(name: str, held: PartyFile, view: PartyView, matched: Matched) ->
 def _context(
     run: RunConfig, cfg: Any, context: ClientContext, view: PartyView, architecture: str | None
 ) -> ClientContext:
-    """The client context of a party with these columns, and a network of this architecture, if any."""
+    """The client context of a party with these columns, and a network of this
+    architecture, if any.
+    """
     device = run.engine.device
-    own = {"own": _rows(view, view.unaligned, device)} if len(view.unaligned) and not run.columns.private else {}
+    own = (
+        {"own": _rows(view, view.unaligned, device)}
+        if len(view.unaligned) and not run.columns.private
+        else {}
+    )
     return replace(
         context,
         data=_rows(view, np.concatenate([view.aligned, view.unaligned]), device),
@@ -279,32 +366,38 @@ def _rows(view: PartyView, which: np.ndarray, device: str) -> Rows:
     return rows if has.all() else replace(rows, present=torch.from_numpy(has).to(device))
 
 
-def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool = False) -> VerticalDataset:
+def parties_of(
+    run: RunConfig, files: PrivateData | None = None, *, pooled: bool = False
+) -> VerticalDataset:
     """The data of each party: columns of a data set, CSV files, or a manifest's images.
 
     Args:
         run: the config.
         files: see `data_of`.
-        pooled: whether all rows are aligned and labeled; of a manifest, all rows that all parties have.
+        pooled: whether all rows are aligned and labeled; of a manifest, all rows that all parties
+            have.
 
     Raises:
         DataError, ConfigError: the data cannot be read or split.
     """
     data, columns, files = run.data, run.columns, files or PrivateData()
-    common: dict[str, Any] = {name: getattr(data, name) for name in ("test_fraction", "test_rows", "validation")}
+    common: dict[str, Any] = {
+        name: getattr(data, name) for name in ("test_fraction", "test_rows", "validation")
+    }
     common["seed"] = run.seed
     if columns.files:
         if pooled:
             raise ConfigError(
-                "columns.files: files do not have all columns of every row, which this method needs: leave them out"
+                "columns.files: files do not have all columns of every row, which this method "
+                "needs: leave them out"
             )
         from fedloom.data.party_files import OF_FILES, from_files
 
         for name, value in vars(data.columns).items():
             if name not in OF_FILES and value != getattr(GUESS, name):
                 raise ConfigError(
-                    f"data.{name} does not apply to columns.files, whose ids and label are columns.id and "
-                    "columns.label: leave it out"
+                    f"data.{name} does not apply to columns.files, whose ids and label are "
+                    "columns.id and columns.label: leave it out"
                 )
         return from_files(
             [Path(file) for file in columns.files],
@@ -315,7 +408,9 @@ def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool
             align=partial(_align, columns),
             anybody=columns.missing == "files",
             presence=_presence(
-                run, len(columns.files), columns.id if isinstance(columns.id, str) else (columns.id or ("",))[0]
+                run,
+                len(columns.files),
+                columns.id if isinstance(columns.id, str) else (columns.id or ("",))[0],
             ),
             **common,
         )
@@ -324,7 +419,13 @@ def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool
 
         presence = _presence(run, columns.number() or 0, "sample_id")
         aligned = None if pooled else columns.aligned
-        return manifest(Path(columns.manifest), aligned=aligned, size=columns.image_size, presence=presence, **common)
+        return manifest(
+            Path(columns.manifest),
+            aligned=aligned,
+            size=columns.image_size,
+            presence=presence,
+            **common,
+        )
     root = files.root or data.root
     return simulate(
         files.set or data.name,
@@ -343,7 +444,8 @@ def _presence(run: RunConfig, parties: int, key: str) -> RowPresence | None:
     """Which rows the parties have; None if all have all, or the files tell.
 
     Raises:
-        ConfigError, DataError: a probability for each of other parties, or an invalid file of presence.
+        ConfigError, DataError: a probability for each of other parties, or an invalid file of
+            presence.
     """
     columns = run.columns
     if not columns.incomplete or columns.missing == "files":
@@ -351,10 +453,15 @@ def _presence(run: RunConfig, parties: int, key: str) -> RowPresence | None:
     if columns.presence:
         return RowPresence(listed=read_presence(Path(columns.presence), key, parties))
     test = columns.missing if columns.missing_test is None else columns.missing_test
-    shares = [value if isinstance(value, tuple) else (value,) * parties for value in (columns.missing, test)]
+    shares = [
+        value if isinstance(value, tuple) else (value,) * parties
+        for value in (columns.missing, test)
+    ]
     for name, each in zip(("missing", "missing_test"), shares, strict=True):
         if len(each) != parties:
-            raise ConfigError(f"columns.{name}: one value, or one for each of {parties} parties, not {len(each)}")
+            raise ConfigError(
+                f"columns.{name}: one value, or one for each of {parties} parties, not {len(each)}"
+            )
     seed = run.seed if columns.missing_seed is None else columns.missing_seed
     return RowPresence(seed, shares[0], shares[1])
 
