@@ -223,7 +223,6 @@ def test_a_run_imports_nothing_it_does_not_need() -> None:
 
 HOOKS = {"setup", "prepare", "broadcast", "infer", "findings", "test_logits"}
 """Methods of `Party` that a page may override."""
-MAX_PAGE_LINES = 510
 
 
 @pytest.mark.parametrize("method", methods.registry().values(), ids=lambda m: m.name)
@@ -249,12 +248,6 @@ def test_a_page_stands_on_the_core_alone(method: Method) -> None:
     assert len([c for c in method.config.__mro__ if issubclass(c, MethodConfig)]) <= 3, (
         method.config
     )
-
-
-def test_no_page_is_long() -> None:
-    for page in methods.pages():
-        if methods.methods_of(page):
-            assert len(Path(str(page.__file__)).read_text().splitlines()) <= MAX_PAGE_LINES, page
 
 
 def test_fedavg_reads_under_480_lines_in_two_files_with_fifteen_concepts() -> None:
