@@ -208,7 +208,7 @@ def test_the_summary_of_a_private_and_of_a_secure_run_differ(own: Hosts, tmp_pat
         and "Sums are of at least 5 of b, c, d, e, node." in text
     )
     assert (
-        "Privacy: weights by this node's noise, δ = 1e-05" in text
+        "Privacy: weights by this node's noise or its share of noise, δ = 1e-05" in text
         and "at most ε = 3 at δ = 1e-05" in text
     )
     assert "Weakness W6" in text and "W1" not in text
