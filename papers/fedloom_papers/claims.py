@@ -321,13 +321,11 @@ class ClaimTest:
             above = f"no row is more than {unit.number(max(0.0, room), goal)}{unit.apart} above"
             if size is not None:
                 # The size could not appear. The side can, as on data for which none is printed.
-                least = claim.by or RELEVANT
                 side = self._decided(part, differences, None)
-                if side.verdict != UNTESTED and (room >= least or not self._doubtful(side, least)):
+                enough = room >= (claim.by or RELEVANT)
+                if side.verdict == "reproduced" or (side.verdict != UNTESTED and enough):
                     known = f"{side.why}; " if side.why else ""
-                    why = (
-                        f"{known}the printed {unit.number(goal)} could not have appeared, as {above}"
-                    )
+                    why = f"{known}{unit.difference(size)} could not have appeared, as {above}"
                     return replace(on_stand_in(side), why=why)
             if not self.stand_in:
                 above = f"the effect needs {unit.number(goal)}, and {above}"

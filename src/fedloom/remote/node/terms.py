@@ -25,8 +25,8 @@ from fedloom.remote.node.config import NodeConfig
 
 WEAKNESSES: Final = {
     "W1": "the coordinator sees each message of this node; a message may reveal rows",
-    "W2": "a coordinator that does not follow the protocol can read rows from secure sums, and this "
-    "node's own messages",
+    "W2": "a coordinator that does not follow the protocol can read rows from secure sums, and "
+    "this node's own messages",
     "W3": "other nodes get this node's messages, or a gradient at a point that they choose; both "
     "may reveal rows",
     "W4": "messages for each aligned row reveal that row's columns to the coordinator",
