@@ -216,7 +216,7 @@ def settings(headline: Headline, bed: str, role: str, rate: str = "") -> dict[st
         row,
         {"params": rates(headline, role)[rate]} if rate else {},
     )
-    # as many rows as all clients hold, and the public ones
+    # other rows of the same data: as many as all clients hold and the public ones, at most 220
     if role == "oracle" and row["method"] == "local":
         data = headline.common["data"]
         rows = headline.beds[bed]["data"]["options"]["rows"] * data["clients"] + data["public_rows"]

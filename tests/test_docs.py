@@ -325,6 +325,11 @@ FORBIDDEN = (
     r"an \(ε, δ\) for φ",
     r"is the same if the node is asked again",
     r"nothing else of the single messages",
+    r"no row leaves|no rows? (ever )?leaves?|[Rr]ows(, labels)?( and [\w' ]+)? never leave",
+    r"send no row\b",
+    r"Every message is counted|counts every message",
+    r"that were asked differently have no sum",
+    r"a coordinator cannot choose who",
 )
 """Promises that fell: docs/security-advisories.md."""
 
@@ -395,12 +400,15 @@ def test_the_sidebar_is_short_and_pages_are_within_the_limit_of_words() -> None:
     ]
     assert len(entries) <= 20
     results = {"cases", "results"}
-    counted = [p for p in PAGES if p.parent.name not in results and p.name != "speed.md"]
+    records = {"speed.md", "security-advisories.md"}
+    counted = [p for p in PAGES if p.parent.name not in results and p.name not in records]
     assert (
         sum(any(map(str.isalnum, word)) for page in counted for word in page.read_text().split())
         < MOST_WORDS
     )
 
 
-MOST_WORDS = 45_000
-"""Words of all pages but those of results. The bars and rules of tables are no words."""
+MOST_WORDS = 43_900
+"""Words of all pages but those of results and the advisories, which are records. The bars and rules
+of tables are no words.
+"""

@@ -313,31 +313,55 @@ class ClaimTest:
         )
         if constant and not self.metric.exact:
             return untested("spread", "all seeds have the same difference")
-        relevant = RELEVANT if self.unit.name == "%" else None
+        size = None if self.stand_in else printed
+        decision = self._decided(part, differences, size)
+        room, unit = self._headroom(part), self.unit
+        goal = abs(size) if size is not None else claim.by or RELEVANT
+        if room is not None and room < goal and self._doubtful(decision, goal):
+            above = f"no row is more than {unit.number(max(0.0, room), goal)}{unit.apart} above"
+            if size is not None:
+                # The size could not appear. The side can, as on data for which none is printed.
+                side = self._decided(part, differences, None)
+                enough = room >= (claim.by or RELEVANT)
+                if side.verdict == "reproduced" or (side.verdict != UNTESTED and enough):
+                    known = f"{side.why}; " if side.why else ""
+                    why = f"{known}{unit.difference(size)} could not have appeared, as {above}"
+                    return replace(on_stand_in(side), why=why)
+            if not self.stand_in:
+                above = f"the effect needs {unit.number(goal)}, and {above}"
+            return replace(
+                decision, verdict=UNTESTED, gate="headroom", why=above, p=1.0, needed=None
+            )
+        return on_stand_in(decision) if self.stand_in else decision
+
+    def _decided(
+        self, part: Sequence[Term], differences: Sequence[float], printed: float | None
+    ) -> Decision:
+        """The verdict of the interval, before the gate of headroom."""
+        claim = self.claim
         decision = decide_claim(
             differences,
             claim.rule,
             planned=self._planned(),
             by=claim.by,
-            printed=None if self.stand_in else printed,
+            printed=printed,
             deviation=self._deviation(part),
-            relevant=relevant,
+            relevant=RELEVANT if self.unit.name == "%" else None,
         )
-        room = self._headroom(part)
-        goal = abs(printed) if printed is not None and not self.stand_in else claim.by or RELEVANT
-        # The other side needs no row above it if it is as far away as the effect.
-        opposite = decision.why == OPPOSITE and abs(float(np.mean(differences))) >= goal
-        doubtful = decision.verdict not in ("reproduced", UNTESTED) and not opposite
-        if doubtful and room is not None and room < goal:
-            unit = self.unit
-            above = f"no row is more than {unit.number(max(0.0, room), goal)}{unit.apart} above"
-            needed = (
-                above if self.stand_in else f"the effect needs {unit.number(goal)}, and {above}"
-            )
-            return replace(
-                decision, verdict=UNTESTED, gate="headroom", why=needed, p=1.0, needed=None
-            )
-        return on_stand_in(decision) if self.stand_in else decision
+        if decision.why != OPPOSITE or claim.times == 1:
+            return decision
+        # A factor that is not reached is no opposite, if the sides are in the claimed order.
+        left, right = (float(np.mean([*self._mean(term).values()])) for term in part[:2])
+        ordered = left > right if claim.rule == "more" else left < right
+        return replace(decision, why="less than the claimed factor") if ordered else decision
+
+    @staticmethod
+    def _doubtful(decision: Decision, goal: float) -> bool:
+        """Whether a verdict needs a row that is as far above as the effect. The other side of a
+        claim needs none if it is as far away itself.
+        """
+        opposite = decision.why == OPPOSITE and abs(decision.mean or 0.0) >= goal
+        return decision.verdict not in ("reproduced", UNTESTED) and not opposite
 
     def _planned(self) -> int:
         """The number of seeds of the first look."""

@@ -58,14 +58,16 @@ RULES = (
     "zero or the other side.",
     "seen, not seen on NAME: other data stand in for the paper's. The printed effect is not "
     "compared: seen is an interval on the claimed side, and beyond the claim's margin; not seen "
-    "one that covers zero and no effect of 2 points, or lies on the other side.",
+    "one that covers zero and no effect of 2 points, or lies on the other side. The same words "
+    "are used on the paper's data if the printed effect could not have appeared there.",
     "could not be tested here: a gate failed, which the text names: the interval is too wide, "
     "runs are missing, a network is not above always predicting the most frequent class, or the "
     "bed has no headroom.",
     "Headroom: smaller, not reproduced and not seen need a row of the same table, such as an "
     "oracle trained on all rows, that is at least the effect above the lower side of the claim: "
     "the printed one on the paper's data, or 2 points. So does the other side of a claim, unless "
-    "it is as far from zero as the effect.",
+    "it is as far from zero as the effect. Without room for the printed effect the side alone is "
+    "judged: seen or not, and the text says that the printed size could not have appeared.",
     "The plain 95 % interval decides. Whether to run more seeds is decided by a wider one: the "
     "planned seeds are the first look at a claim and spend 4 of the 5 percent; each doubling of "
     "the seeds is a further look, which spends half of the rest. Within a table, Holm's "

@@ -271,6 +271,34 @@ def test_without_headroom_nothing_can_be_seen(made: Made) -> None:
         )
 
 
+def test_without_room_for_the_printed_size_the_side_alone_is_judged(made: Made) -> None:
+    """Both facts stand in one sentence; a claim on other data with the same runs has the same
+    words.
+    """
+    above = planted(made, table([52, 52.1, 52.2], [52, 52.1, 52.2], [50] * 3, [50] * 3), chance=0.1)
+    level = planted(made, table([50, 50.1, 49.9], [50, 50.1, 49.9], [50] * 3, [50] * 3), chance=0.1)
+    large = Claim(text="So it is.", left=A, right=LOCAL, printed=16.0)
+    one = check_claim(large, above)
+    assert (one.verdict, one.gate) == ("seen", "")
+    assert one.found.endswith(
+        "printed +16.0: +16.0 could not have appeared, as no row is more than 2.1\u00a0points above"
+    )
+    assert (check_claim(large, level).verdict, check_claim(large, level).gate) == (
+        UNTESTED,
+        "headroom",
+    ), "no row is 2 points above, either"
+    small = large.model_copy(update={"printed": 2.0})
+    assert check_claim(small, above).verdict == "reproduced"
+
+
+def test_a_factor_that_is_not_reached_is_no_opposite(made: Made) -> None:
+    found = planted(made, table([15, 15.1, 15.2], [15, 15.1, 15.2], [1] * 3, [1] * 3))
+    far = Claim(text="So it is.", left=A, right=LOCAL, times=100)
+    other = Claim(text="So it is.", left=LOCAL, right=A)
+    assert "less than the claimed factor" in check_claim(far, found).found
+    assert "the opposite" in check_claim(other, found).found
+
+
 def test_on_other_data_a_claim_is_seen_or_not_and_the_printed_effect_is_not_shown(
     made: Made,
 ) -> None:

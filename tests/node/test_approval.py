@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from fedloom.remote.node import approval
 from fedloom.remote.node.audit import verify
 from fedloom.remote.node.decision import What
 from fedloom.remote.node.outgoing import Outgoing, OutgoingFilter
-from fedloom.remote.node.terms import sha256, terms, weaknesses
+from fedloom.remote.node.terms import own_epsilon, sha256, terms, weaknesses
 from fedloom.remote.rpc_errors import PENDING, REFUSED, STOPPED, CallRefused
 from tests.experiment.test_own_data import ALLOWED, rows, run
 from tests.node.hosts import RUN, RunRequest, doing, opening, which
@@ -208,7 +209,7 @@ def test_the_summary_of_a_private_and_of_a_secure_run_differ(own: Hosts, tmp_pat
         and "Sums are of at least 5 of b, c, d, e, node." in text
     )
     assert (
-        "Privacy: weights by this node's noise, δ = 1e-05" in text
+        "Privacy: weights by this node's noise or its share of noise, δ = 1e-05" in text
         and "at most ε = 3 at δ = 1e-05" in text
     )
     assert "Weakness W6" in text and "W1" not in text
@@ -336,6 +337,25 @@ def weaknesses_of(name: str) -> set[str]:
     kind = run_of(name, data)
     found, cfg, _, _ = resolve(kind, at_node=True)
     return {*weaknesses(kind, found, cfg)}
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_epsilon_of_a_sum_is_said_to_hang_on_what_the_coordinator_says(secure: bool) -> None:
+    """In secure sums noise is of shares, made for as many parties as the run says there are."""
+    cfg = registry()["fedextra"].config(dp={"sigma": 31.6, "grid": {"a": (0.0, 1.0)}})
+    context = SimpleNamespace(aggregator=SimpleNamespace(secure=secure), parties=100)
+    party: Any = SimpleNamespace(cfg=cfg, context=context, data=range(60))
+    (line,) = own_epsilon(party, rounds=100)
+    assert ("if 100 parties take part, as the coordinator says" in line) == secure
+    assert ("may be charged more" in line) == secure
+
+
+def test_the_terms_say_what_they_do_not_hold() -> None:
+    kind = run_of("fedavg", {"clients": 3})
+    found, cfg, rounds, _ = resolve(kind, at_node=True)
+    text = terms(kind, found, cfg, rounds)
+    assert "A page that is not fedloom's own may have more weaknesses than are listed." in text
+    assert "Not in this text, and the coordinator's choice, also after an approval:" in text
 
 
 def test_the_threat_model_and_the_summary_name_the_same_weaknesses() -> None:

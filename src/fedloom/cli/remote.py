@@ -221,7 +221,8 @@ def node(
     [bold]fedloom node fed/hospital-a/node.toml[/]
 
     The file lists allowed methods, data and callers, and conditions on settings. Runs that violate
-    them are refused with a reason. Nodes receive no code and send no row.
+    them are refused with a reason. Nodes receive no code and send no file of
+    rows; what a method sends is computed from rows, and may hold them.
 
     Every answer is recorded in STATE/audit.jsonl. A node that was killed continues from its own
     state.

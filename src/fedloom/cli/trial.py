@@ -159,9 +159,9 @@ def trial(
     Columns are understood as by [bold]fedloom data[/], which lists them.
 
     Each owner gets one card: join, stay alone, no difference, or undecided, with probabilities and
-    what to do next. It compares the best method for federating with the best training alone, on
-    rows that neither their training nor their choice has seen. [bold]fedloom run
-    trials/watch/recipe.toml[/] trains what was advised.
+    what to do next. It compares the best method for federating with the best training alone, by
+    predictions of rows that they were not trained on. [bold]fedloom run trials/watch/recipe.toml[/]
+    trains what was advised.
     """
     if splits is not None:
         err.print(

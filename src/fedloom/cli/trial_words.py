@@ -158,8 +158,8 @@ def _show_cost(result: "TrialResult") -> None:
     out.print(f"best federated: {escape(card.method)}. {escape(method_title(result))}")
     sent, received = fmt.size(card.sent, " "), fmt.size(card.received, " ")
     out.print(
-        f"in a run of it an owner sends {sent} and receives {received}, but no rows; --json "
-        "lists each message"
+        f"in a run of it an owner sends {sent} and receives {received}, computed from "
+        "rows; --json lists each message"
     )
 
 

@@ -252,7 +252,7 @@ class Federation:
     ) -> Combined | None:
         """One message to each party, and the mean of their replies as the run's `[aggregate]` takes
         it: the weighted mean, or by a robust rule, as a secure sum, or with noise. The page has no
-            line about it.
+        line about it.
 
         Args:
             parties: their ids.

@@ -226,9 +226,8 @@ class Party(Generic[ConfigT_co]):
         """One optimizer step on the scalar `loss(*batch)`; returns its value before the step.
 
         `only` names the parameters to update; the others stay bit-identical. If it maps names to
-        masks, gradients are
-        multiplied by the masks: an entry with mask 0 moves only by earlier momentum or weight
-            decay.
+        masks, gradients are multiplied by the masks: an entry with mask 0 moves only by earlier
+        momentum or weight decay.
 
         Example:
             >>> x, y = party.sample_batch(0, size=8)

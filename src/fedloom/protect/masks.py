@@ -1,5 +1,5 @@
-"""Secure sums: a coordinator learns the sum of the vectors of n parties that were asked the same,
-and no single one.
+"""Secure sums: a coordinator that follows the protocol learns the sum of the vectors of n parties
+that were asked the same, and no single one.
 
 Paper: K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning",
 CCS 2017, with its consistency check (Figure 4), among parties that can check each other's
@@ -37,7 +37,8 @@ Pairwise masks and signatures depend on what a party was asked (`question`), so 
 among parties that were asked the same. Otherwise a coordinator could give all parties but one
 inputs whose results it knows (D. Pasquini, D. Francati, G. Ateniese, "Eluding Secure Aggregation in
 Federated Learning via Model Inconsistency", CCS 2022). It can still give all of them one model
-whose sum holds rows.
+whose sum holds rows, or to which all but one have nothing to add, and open them with different
+configs, which are not in the hash (docs/security-advisories.md, N1 and N2).
 """  # noqa: E501
 
 import hashlib

@@ -33,7 +33,10 @@ def traffic(run: Run) -> PageSection:
     phases = {phase: seconds for phase, seconds in run.summary.seconds.items() if phase != "total"}
     if phases:
         tables.append(_times(phases))
-    text = "The ledger counts every message. Sizes on the wire include names and framing."
+    text = (
+        "The ledger counts the messages of the method, not evaluations. Sizes on the wire include "
+        "names and framing."
+    )
     if not run.summary.scores:
         return PageSection("Traffic and time", text=[text], tables=tables)
     flows = _by_round(run)

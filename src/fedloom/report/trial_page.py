@@ -352,8 +352,8 @@ def _reveals(result: TrialResult, card: OwnerCard) -> PageSection:
         for message in result.revealed
     ]
     caption = (
-        f"All messages of one run of {card.method}, from its ledger. Rows and labels never leave "
-        "an owner."
+        f"All messages of one run of {card.method}, from its ledger. No file of rows is sent; "
+        "messages are computed from rows, and may hold them."
     )
     table = PageTable(caption, ("from → to", "kind", "content", "size", "messages"), rows, words=3)
     text = f"An owner sends {fmt.size(card.sent)} and receives {fmt.size(card.received)} in a run."

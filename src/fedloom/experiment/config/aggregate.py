@@ -40,7 +40,8 @@ class AggregateConfig(Section):
     """
     secure: bool = False
     """Whether the server gets the mean and the sum of the weights by secure sums of at least 3
-    participants, and no single message. A mean can still hold rows.
+    participants, and no single message, if it follows the protocol; at nodes one that does not can
+    learn them. A mean can hold rows.
     """
     colluders: int = Field(0, ge=0)
     """Number of clients that may help the server in a secure sum: more than half of the clients

@@ -2,7 +2,8 @@
 
 Every row is predicted by models that did not see it, in repeats of folds: by all candidates for
 federating and for training alone. In each fold the candidates that are best on the other folds are
-compared, so that no row is scored by a choice that it took part in. A score is a mean of rows'
+compared, so that no row is scored by a choice that it took part in, but for a small part in the
+weights of owners. A score is a mean of rows'
 contributions (`contributions`), which give each owner's gain its standard error (`evidence`); the
 owners' gains inform each other (`sharing`); both decide (`decide`).
 """

@@ -1,7 +1,7 @@
 """Trust: weighing each client's answer to a public row by how near the row is to the client's own
 rows.
 
-A client that never saw a class still answers for it, with the same confidence. So under skewed
+A client that never saw a class still answers for it, nearly as surely. So under skewed
 classes the few clients that know the class are outvoted. If client n has n_n rows of density p_n(x)
 and posterior p_n(y|x), the posterior of all rows pooled is
 

@@ -16,7 +16,8 @@ random splits.
 
 With `dp`: a row is in one leaf of each of the T trees, so it moves the sums of a round by at most Δ
     = `sensitivity` in
-L2 norm: with |g| <= 1 and h <= 1/4 by sqrt(1 + 1/16) for two classes, and for a number, whose
+L2 norm, if no two trees share a leaf, which is not checked (for more than two classes 1.054 Δ if
+they do): with |g| <= 1 and h <= 1/4 by sqrt(1 + 1/16) for two classes, and for a number, whose
 residuals are clipped to `CLIP` s.d., by sqrt(CLIP^2 + 1). Each round is one release of all rows
 with noise of standard deviation σ Δ. The noise hides whether a row is there, so the number of rows
 is not used.
@@ -24,8 +25,9 @@ is not used.
 Whose noise. In a run without secure sums each owner's reply alone has noise σ Δ. With
 `aggregate.secure = true` the replies are masked, and each owner adds a share, so that the sum has σ
 Δ even without the noise of one owner, who knows its own, and of those that a secure sum can lose. ε
-of the run counts the sum's noise. The budget of a node counts what the node itself adds, as it
-cannot know what others do.
+of the run counts the sum's noise, and is true if as many owners take part as `data.clients` says,
+which a node cannot check. The budget of a node counts what the node itself adds, as it cannot know
+what others do.
 
 Differs:
     The paper's other variants choose splits by noisy histograms; all columns are then paid for at

@@ -43,7 +43,9 @@ class NodeData(FileSection):
     then the hub.
     """
     rows: RelativePath | None = None
-    """A file or folder with this node's own rows, which never leave it."""
+    """A file or folder with this node's own rows, which is never sent; what a method sends is
+    computed from rows.
+    """
     public: RelativePath | None = None
     """A file with the run's public rows (rows)."""
     id: str | None = None
@@ -249,7 +251,8 @@ class NodeConfig(FileSection):
     """
     approve: Literal["ask", "auto", "off"] = "ask"
     """Whether a run on own rows waits until it is approved here (fedloom node --approve): "ask" for
-    each run, "auto" not for one whose summary equals that of an approved one, "off" for none.
+    each run, "auto" not for one whose summary equals that of an approved one, "off" for none. The
+    summary does not hold the whole config.
     """
     roles: Mapping[str, tuple[Role, ...]] = Field(default_factory=dict)
     """Who may do what here, by the name in a certificate, which must have the role, too: submit
@@ -276,7 +279,7 @@ class NodeConfig(FileSection):
     """
     min_sum: int = Field(5, ge=3)
     """Smallest number of nodes of a secure sum: the fewer there are, the more a sum tells about
-    each.
+    each. A coordinator that does not follow the protocol can learn single messages all the same.
     """
     colluders: int = Field(0, ge=0)
     """Number of nodes of a secure sum that may help the coordinator; a run's `aggregate.colluders`

@@ -63,7 +63,8 @@ class _Sum:
 class SumRecord:
     """The arguments that a node has answered in secure sums, over all runs, with the nodes of each
     sum: the difference of two sums for equal arguments would be the answer of those in one of them.
-        A line for each, in one file.
+    A coordinator can change an argument that changes no answer, such as the round. A line for each,
+    in one file.
     """
 
     def __init__(self, folder: Path) -> None:

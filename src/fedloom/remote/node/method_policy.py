@@ -29,7 +29,7 @@ class MethodPolicy(BaseModel):
 
     secure: bool = False
     """Whether runs must have aggregate.secure = true, so that no single reply of this node enters a
-    mean unmasked.
+    mean unmasked. It protects against a coordinator that follows the protocol.
     """
 
     def problems(self, method: Method) -> Iterator[str]:

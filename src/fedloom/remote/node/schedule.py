@@ -3,7 +3,7 @@ not the caller.
 
 The record is a file of lines, which survives a restart of the node and a return to an earlier
 round. A round that is repeated then has the arguments that it had, so that going back asks nothing
-new.
+new; with fresh noise later arguments differ, and are refused.
 """
 
 import hashlib

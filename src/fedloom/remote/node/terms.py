@@ -3,7 +3,8 @@ config.
 
 Nothing here is the coordinator's text: names of columns are those that the node's owner allows. The
 terms are the same at all nodes of a run, and their hash is part of every secure sum, so nodes that
-were shown others have no sum together.
+were shown others have no sum together. They do not hold the whole config, and weaknesses are known
+by the names of methods (docs/security-advisories.md, N2 and H1).
 """
 
 import hashlib
@@ -24,8 +25,8 @@ from fedloom.remote.node.config import NodeConfig
 
 WEAKNESSES: Final = {
     "W1": "the coordinator sees each message of this node; a message may reveal rows",
-    "W2": "a coordinator that sends a crafted model can read rows from a secure sum, without their "
-    "owner",
+    "W2": "a coordinator that does not follow the protocol can read rows from secure sums, and "
+    "this node's own messages",
     "W3": "other nodes get this node's messages, or a gradient at a point that they choose; both "
     "may reveal rows",
     "W4": "messages for each aligned row reveal that row's columns to the coordinator",
@@ -70,12 +71,18 @@ def sha256(text: str) -> str:
 
 def own_epsilon(party: Party[MethodConfig], rounds: int) -> list[str]:
     """A line for each guarantee that this node's noise gives: the most that a run of so many rounds
-    spends.
+    spends. In secure sums noise may be of shares, of which a node knows its own alone.
     """
+    if_so = ""
+    if party.context.aggregator.secure:
+        if_so = (
+            f", if {party.context.parties} parties take part, as the coordinator says, and add "
+            "their noise. The budget here counts what this node adds, and may be charged more"
+        )
     return [
         f"This run's own ε: at most {_up(one.epsilon(one.planned(party, rounds)))} at δ = "
-        f"{one.delta:g} for {one.message}, with {len(party.data):,} training rows. All else, "
-        "such as numbers of rows, has no noise."
+        f"{one.delta:g} for {one.message}, with {len(party.data):,} training rows{if_so}. All "
+        "else, such as numbers of rows, has no noise."
         for one in party.cfg.guarantees
         if not one.by_server and one.planned is not None
     ]
@@ -191,6 +198,8 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
             )
     for one in cfg.guarantees:
         by = "the coordinator's noise" if one.by_server else "this node's noise"
+        if secure and not one.by_server:
+            by = "this node's noise or its share of noise"
         yield (
             f"Privacy: {one.message} by {by}, δ = {one.delta:g}, between data sets of which "
             f"{one.adjacency}."
@@ -199,6 +208,7 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
         yield "Privacy: no ε. What is sent is computed from rows, and may reveal rows."
     for number in weaknesses(run, method, cfg):
         yield f"Weakness {number}: {WEAKNESSES[number]}."
+    yield "A page that is not fedloom's own may have more weaknesses than are listed."
     usual = _usual(method)
     other = {
         name: value
@@ -208,6 +218,11 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
     yield (
         "Settings: those of the "
         f"method{', but ' + json.dumps(other, sort_keys=True) if other else ''}."
+    )
+    yield (
+        "Not in this text, and the coordinator's choice, also after an approval: the run's seed, "
+        "scale, split, optimizer, class weights, rule of means, and what is done with missing "
+        "values."
     )
 
 
