@@ -114,7 +114,7 @@ def data(
 
     if config.group and config.partition == "natural" and "clients" not in config.model_fields_set:
         config = config.model_copy(update={"clients": number_of_owners(config)})
-    if config.group and config.public_rows is None:
+    if config.public_rows is None:  # of most methods
         config = config.model_copy(update={"public_rows": 0})
     dataset, split = divided(config, seed)
     stats = describe(dataset.strata[0], split.shards, dataset.strata[1])

@@ -11,6 +11,15 @@ from fedloom.core.page import LearnedTable
 from fedloom.methods.tables import newton
 from fedloom.methods.tables.drift import finite
 
+LEFT_OUT = {
+    "test": "test rows, not fitted",
+    "public": "public rows, not fitted",
+    "server": "rows of the server, not fitted",
+    "unseen": "rows of unseen clients, not fitted",
+    "partition": "rows that the partition leaves out",
+}
+"""Reasons why rows are left out, by their keys in `ClientContext.left_out`."""
+
 
 def estimates(
     design: Mapping[str, Any], accepted: Mapping[str, Any], offset: np.ndarray | float = 0.0
@@ -77,13 +86,20 @@ def without_errors(title: str, names: Sequence[str], beta: np.ndarray) -> Learne
     )
 
 
-def fit(design: Mapping[str, Any], more: Sequence[tuple[str, float]], done: bool) -> LearnedTable:
-    """The numbers of rows, these further values, and whether the steps have ended."""
+def fit(
+    design: Mapping[str, Any], more: Sequence[tuple[str, str | float]], done: bool
+) -> LearnedTable:
+    """The numbers of rows, these further values, rows left out before for a reason, categories
+    whose first word has no row, and whether the steps have ended.
+    """
     rows = float(design["rows"])
+    gone = design["left_out"]
     cells = (
         ("rows", rows),
         ("rows left out, with missing values", float(design["all"]) - rows),
         *more,
+        *((text, float(gone[key])) for key, text in LEFT_OUT.items() if gone.get(key)),
+        *((f"reference of {name}", word) for name, word in design["reference"].items()),
         ("converged", "yes" if done else "no: raise rounds"),
     )
     return LearnedTable("Fit", ("", "Value"), cells)

@@ -298,7 +298,8 @@ def categories(party: Party[object]) -> list[tuple[str, Sequence[str]]]:
     """The names and words of the categories, and of the classes."""
     c = party.context
     found = [(name, words) for name, words in zip(c.columns, c.words, strict=True) if words]
-    return [*found, *([] if c.target else [(CLASS, [str(k) for k in range(c.classes)])])]
+    classes = c.class_names or [str(k) for k in range(c.classes)]
+    return [*found, *([] if c.target else [(CLASS, classes)])]
 
 
 def numbers_of(party: Party[object]) -> list[np.ndarray]:
@@ -467,5 +468,6 @@ METHODS = (
         client=StatsClient,
         server=StatsServer,
         needs=("raw rows",),
+        every_row=True,
     ),
 )
