@@ -69,8 +69,8 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             self.owners_ = np.unique(groups)
 
     def _train(self, X: np.ndarray, y: np.ndarray, groups: Any, **task: Any) -> None:
-        """Run the federation on standardized rows. All of them train, but those that a method shares
-        as public rows.
+        """Run the federation on standardized rows. All of them train, but those that a method
+        shares as public rows.
 
         Raises:
             ValueError: a setting is invalid, or the method trains no model that predicts.
@@ -166,9 +166,9 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
     """A classifier trained by a federation whose clients are the `groups` of the rows.
 
     The rows are standardized by their mean and standard deviation. Every row trains, unless the
-    method shares some as public rows: `score` needs rows of its own, as in cross-validation. If the method gives all clients one model, that
-    predicts; otherwise the mean of the probabilities of all clients' models does, and `predict(X,
-    groups=…)` asks the model of each row's owner.
+    method shares some as public rows: `score` needs rows of its own, as in cross-validation. If the
+    method gives all clients one model, that predicts; otherwise the mean of the probabilities of
+    all clients' models does, and `predict(X, groups=…)` asks the model of each row's owner.
 
     Example:
         >>> from sklearn.datasets import load_iris

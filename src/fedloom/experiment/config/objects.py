@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -164,9 +164,7 @@ def data_settings(
     return {"name": hold("data", "\n".join(content).encode(), dataset, **about), **settings}
 
 
-def arrays(
-    data: Any, test: Any, group: Any, task: str, classes: Sequence[str] = ()
-) -> Dataset:
+def arrays(data: Any, test: Any, group: Any, task: str, classes: Sequence[str] = ()) -> Dataset:
     """The data set of arrays (X, y) and their test rows, whose classes are numbers, with the words
     of these; `group` and `task` as in `data_settings`.
     """

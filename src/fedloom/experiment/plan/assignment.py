@@ -39,6 +39,7 @@ class DataAssignment:
         server_rows: (n,) indices of the server's rows.
         left_out: horizontal: the rows that no training client has, or at a node those of its own
             that it does not train on, by the reason.
+        owners: horizontal: names of the clients, where each is an owner of rows here.
         parties: vertical: the columns of each party, if all are on this machine.
     """
 
@@ -58,6 +59,7 @@ class DataAssignment:
     target: Number | None = None
     label: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
+    owners: tuple[str, ...] = ()
 
     @property
     def task(self) -> Task:

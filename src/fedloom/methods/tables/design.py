@@ -108,9 +108,13 @@ def labels(party: Party[LinearConfig]) -> list[str]:
         if f != time_column(party):
             names += [f"{name}={words[place]}" for place in indicators(words)] if words else [name]
             names += [f"{name} is missing"] * indicated(party)
-    owners = party.context.owners or range(party.context.parties)
     fixed = party.cfg.owners == "fixed"
-    return [*names, *(f"owner {owner}" for owner in owners[1:] if fixed)]
+    return [*names, *(f"owner {owner}" for owner in owners(party)[1:] if fixed)]
+
+
+def owners(party: Party[object]) -> Sequence[str]:
+    """The names of the owners, or else their numbers."""
+    return party.context.owners or [str(i) for i in range(party.context.parties)]
 
 
 def levels(party: Party[LinearConfig]) -> list[tuple[str, list[str], int]]:
@@ -125,8 +129,7 @@ def levels(party: Party[LinearConfig]) -> list[tuple[str, list[str], int]]:
             found.append((name, [word for word in words if word != GAP], at))
         at += (len(indicators(words)) if words else 1) + indicated(party)
     if party.cfg.owners == "fixed":
-        owners = party.context.owners or range(party.context.parties)
-        found.append(("owner", [*map(str, owners)], at))
+        found.append(("owner", [*owners(party)], at))
     return found
 
 

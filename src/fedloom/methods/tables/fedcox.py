@@ -229,7 +229,10 @@ class FedCoxServer(Party[FedCoxConfig]):
             f"Coefficients, event {event}", names, beta, errors, level, ratio="Hazard ratio"
         )
         how = event if self.cfg.event else f"{event}, a guess: params.event names it"
-        events: list[tuple[str, str | float]] = [("events", float(self.design["events"].sum())), ("event", how)]
+        events: list[tuple[str, str | float]] = [
+            ("events", float(self.design["events"].sum())),
+            ("event", how),
+        ]
         more = inference.likelihoods(self.accepted["value"], self.null, len(beta), 0)
         return table, inference.fit(self.design, [*events, *more], self.done)
 

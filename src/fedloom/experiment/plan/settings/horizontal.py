@@ -150,6 +150,7 @@ class Horizontal:
             network=None if raw else server_network,
             device=run.engine.device,
             left_out=data.left_out if at is None else {},
+            owners=data.owners or files.owners or tuple(f"client-{n}" for n in range(clients)),
             **(raw_columns(data.dataset) if raw else {}),
         )
         contexts = [
@@ -267,6 +268,7 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
         split=shares,
         server_rows=shares.server,
         left_out=left_out(run.data, run.seed, dataset, shares),
+        owners=owner_names(dataset, shares) if run.data.partition == "natural" else (),
     )
     return (
         data,
