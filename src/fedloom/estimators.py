@@ -89,7 +89,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         }
         settings |= {"iterations": self.iterations, "seed": seed, "params": dict(self.params or {})}
         if isinstance(local := settings.get("local"), Mapping):
-            settings["local"] = self._coded(local)
+            settings["local"] = self._worded(local)
         try:
             method = self.method if isinstance(self.method, Method) else named(self.method)
             if method.setting == "vertical":
@@ -130,9 +130,8 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         every = np.stack([_asked(model, x, read) for model in self.models_])
         return np.asarray(every[numbers, np.arange(len(x))])
 
-    def _coded(self, local: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of local training with the codes of classes, by which the run knows them, in
-        place of labels.
+    def _worded(self, local: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of local training with the words of classes, by which the run knows them.
 
         Raises:
             ValueError: weights of a class that is not among the labels.
@@ -148,7 +147,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             )
         return {
             **local,
-            "class_weights": {names.index(str(label)): weight for label, weight in weights.items()},
+            "class_weights": {str(label): weight for label, weight in weights.items()},
         }
 
     def _standardized(self, X: np.ndarray) -> np.ndarray:

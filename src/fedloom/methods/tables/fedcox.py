@@ -224,7 +224,7 @@ class FedCoxServer(Party[FedCoxConfig]):
         beta = self.accepted["beta"].numpy() / scale
         errors = np.sqrt(np.diag(self.accepted["covariance"].numpy())) / scale
         names, level = designs.names(self, self.design)[1:], self.cfg.level
-        event = designs.class_names(self)[event_of(self)]
+        event = classes_of(self)[event_of(self)]
         table = inference.coefficients(
             f"Coefficients, event {event}", names, beta, errors, level, ratio="Hazard ratio"
         )
@@ -237,6 +237,11 @@ class FedCoxServer(Party[FedCoxConfig]):
         return table, inference.fit(self.design, [*events, *more], self.done)
 
 
+def classes_of(party: Party[FedCoxConfig]) -> Sequence[str]:
+    """The words of the two classes."""
+    return party.context.class_names or ("0", "1")
+
+
 def event_of(party: Party[FedCoxConfig]) -> int:
     """The number of the class that is the event.
 
@@ -244,7 +249,7 @@ def event_of(party: Party[FedCoxConfig]) -> int:
         MethodError: the setting names none of the two classes, or is needed, as their words do not
             say which it is.
     """
-    names, given = party.context.class_names or ("0", "1"), party.cfg.event
+    names, given = classes_of(party), party.cfg.event
     if given is None:
         found = guessed_event(names, party.context.label)
     else:
@@ -300,7 +305,7 @@ def agree(fed: Federation, server: FedCoxServer, clients: Sequence[int], t: int)
     if found is None:
         return {}
     if not found.value["events"].any():
-        event = server.context.class_names[event_of(server)] if server.context.class_names else "1"
+        event = classes_of(server)[event_of(server)]
         raise MethodError(
             f"no complete row has an event ({event}): fill missing values, or leave the columns "
             "that lack them out"
