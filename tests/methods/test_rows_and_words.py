@@ -151,15 +151,24 @@ def test_regressions_fit_all_rows_unless_a_test_part_is_asked_for() -> None:
     for test in ({}, {"test": 0}, {"test_fraction": 0.0}):
         made, said = glm(**test)
         assert made.to_frame()["Coefficient"].to_numpy() == pytest.approx(ref.params, rel=1e-7)
-        assert said["rows"] == 120 and "test rows, not fitted" not in said
+        assert said["rows"] == 120 and "rows left out, for the test" not in said
         assert "rows that were fitted" in repr(made) and not made.summary.get("own_accuracy")
     said = glm(test=0.25)[1]
-    assert (said["rows"], said["test rows, not fitted"]) == (90, 30)
+    assert (said["rows"], said["rows left out, for the test"]) == (90, 30)
     said = glm(test=0.25, test_rows=10)[1]
-    assert (said["rows"], said["test rows, not fitted"]) == (90, 30)
+    assert (said["rows"], said["rows left out, for the test"]) == (90, 30)
     said = glm(public_rows=20, unseen=["c"])[1]
-    assert said["public rows, not fitted"] == 20
-    assert said["rows"] + said["rows of unseen clients, not fitted"] == 100
+    assert said["rows left out, as public rows"] == 20
+    assert said["rows"] + said["rows left out, of unseen clients"] == 100
+
+
+def test_statistics_say_which_rows_they_leave_out() -> None:
+    rows = deaths(("no", "yes"))
+    given = {"data": rows, "label": "died", "group": "site", "rounds": 1}
+    tables = fedloom.run("stats", **given).summary["learned"]
+    assert [table["title"] for table in tables] == ["Numbers", "Words"]
+    tables = fedloom.run("stats", test=0.25, **given).summary["learned"]
+    assert tables[2]["rows"] == [["rows left out, for the test", 30.0]]
 
 
 def test_owners_of_one_row_count_where_nothing_is_held_out() -> None:

@@ -104,23 +104,23 @@ class PrivateData:
         root: folder of data sets.
         rows: file with the private rows of the party, or of the server.
         public: file with the public rows.
-        owners: names of the nodes, at the coordinator.
         id: id column; None for the run's setting.
         matched: the aligned rows; None before matching.
         split_seed: by which private rows are split into training and test rows; None for the run's
             seed.
         own: the settings of the owner of `rows`, at a node.
+        owners: names of the nodes, at the coordinator.
     """
 
     set: str | None = None
     root: str | None = None
     rows: Path | None = None
     public: Path | None = None
-    owners: tuple[str, ...] = ()
     id: str | None = None
     matched: Matched | None = None
     split_seed: int | None = None
     own: OwnFile | None = None
+    owners: tuple[str, ...] = ()
 
 
 def file_sha256(path: Path) -> str:

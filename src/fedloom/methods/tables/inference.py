@@ -12,13 +12,18 @@ from fedloom.methods.tables import newton
 from fedloom.methods.tables.drift import finite
 
 LEFT_OUT = {
-    "test": "test rows, not fitted",
-    "public": "public rows, not fitted",
-    "server": "rows of the server, not fitted",
-    "unseen": "rows of unseen clients, not fitted",
-    "partition": "rows that the partition leaves out",
+    "test": "rows left out, for the test",
+    "public": "rows left out, as public rows",
+    "server": "rows left out, at the server",
+    "unseen": "rows left out, of unseen clients",
+    "partition": "rows left out, by the partition",
 }
 """Reasons why rows are left out, by their keys in `ClientContext.left_out`."""
+
+
+def left_out(rows: Mapping[str, int]) -> list[tuple[str, float]]:
+    """The rows that were left out before, for each reason that there is."""
+    return [(text, float(rows[key])) for key, text in LEFT_OUT.items() if rows.get(key)]
 
 
 def estimates(
@@ -93,12 +98,11 @@ def fit(
     whose first word has no row, and whether the steps have ended.
     """
     rows = float(design["rows"])
-    gone = design["left_out"]
     cells = (
         ("rows", rows),
         ("rows left out, with missing values", float(design["all"]) - rows),
         *more,
-        *((text, float(gone[key])) for key, text in LEFT_OUT.items() if gone.get(key)),
+        *left_out(design["left_out"]),
         *((f"reference of {name}", word) for name, word in design["reference"].items()),
         ("converged", "yes" if done else "no: raise rounds"),
     )

@@ -53,6 +53,7 @@ from fedloom.methods.tables.cells import (
     rows_below,
 )
 from fedloom.methods.tables.drift import UNIT, association, finite, spread
+from fedloom.methods.tables.inference import left_out
 from fedloom.methods.tables.long_sums import (
     BITS,
     BITS_SQUARE,
@@ -243,6 +244,7 @@ class StatsServer(Party[StatsConfig]):
         tables = [
             LearnedTable("Numbers", head, tuple(numbers)),
             LearnedTable("Words", ("Column", "Word", "Rows", "Share", *ends), tuple(words)),
+            LearnedTable("Rows", ("", "Value"), tuple(left_out(self.context.left_out))),
         ]
         return [table for table in tables if table.rows]
 
