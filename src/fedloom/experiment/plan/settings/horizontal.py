@@ -162,7 +162,7 @@ class Horizontal:
                 public=public,
                 network=None if raw else client_networks[n],
                 tests=tests(n),
-                left_out=data.left_out if n == at else {},
+                left_out=data.left_out if run.data.own and n == at else {},
             )
             for n in range(clients)
         ]
