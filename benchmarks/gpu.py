@@ -160,7 +160,7 @@ def small_run(
     }
     if name == "fedcox":  # which needs two classes and a time
         data = {"name": "breast_cancer", "clients": clients, "test_fraction": 0.5}
-        params = {"time": "mean area"}
+        params = {"time": "mean area", "event": "benign"}
     # for pixels at 0
     params |= (
         {"l2": 1.0} if method.family == "tables" and "l2" in method.config.model_fields else {}

@@ -36,7 +36,7 @@ def sizes(name: str, seed: int) -> dict[tuple[str, str], set[float]]:
     if method.setting != "vertical":
         run["data"]["partition"] = "iid"
     if name == "fedcox":
-        run["params"] = {"time": "mean radius"}
+        run["params"] = {"time": "mean radius", "event": "benign"}
     with tempfile.TemporaryDirectory() as folder:
         execute(check({"run": run}).run, Path(folder) / "run")
         with (Path(folder) / "run" / "ledger.csv").open() as file:

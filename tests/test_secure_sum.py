@@ -179,7 +179,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "fedforest-mix": {"depth": 4, "bins": 8, "lot": 3, "mix": 2},
     "fedextra": {"depth": 3, "bins": 8},
     "fedglm": {},
-    "fedcox": {"time": "mean area", "l2": 1.0, "times": 20},
+    "fedcox": {"time": "mean area", "event": "benign", "l2": 1.0, "times": 20},
     "stats": {},
 }
 """The methods whose sums are of integers."""

@@ -803,8 +803,8 @@ def _named(
         given = (
             {} if data is None else dict(data) if isinstance(data, Mapping) else {"name": str(data)}
         )
-        if isinstance(test, float):
-            given["test_fraction"] = test
+        if isinstance(test, int | float):
+            given["test_fraction"] = float(test)
         elif test is not None:
             raise DataError(
                 "test needs training rows: give data as arrays, a frame or a Dataset too"

@@ -25,6 +25,7 @@ from torch import nn
 from fedloom.api import run
 from fedloom.core.errors import FedloomError
 from fedloom.core.method import Method
+from fedloom.experiment.config.objects import arrays
 from fedloom.methods import named
 
 SHOWN = 10
@@ -68,14 +69,16 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             self.owners_ = np.unique(groups)
 
     def _train(self, X: np.ndarray, y: np.ndarray, groups: Any, **task: Any) -> None:
-        """Run the federation on standardized rows, all of which train.
+        """Run the federation on standardized rows. All of them train, but those that a method
+        shares as public rows.
 
         Raises:
             ValueError: a setting is invalid, or the method trains no model that predicts.
         """
         owners: dict[str, Any] = {"clients": min(self.clients, len(X)), "partition": "iid"}
+        group = None
         if self.owners_ is not None:
-            owners = {"group": np.searchsorted(self.owners_, column_or_1d(groups))}
+            owners, group = {}, np.searchsorted(self.owners_, column_or_1d(groups))
         rows = self._standardized(X), y
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         settings: dict[str, Any] = {
@@ -86,7 +89,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         }
         settings |= {"iterations": self.iterations, "seed": seed, "params": dict(self.params or {})}
         if isinstance(local := settings.get("local"), Mapping):
-            settings["local"] = self._coded(local)
+            settings["local"] = self._worded(local)
         try:
             method = self.method if isinstance(self.method, Method) else named(self.method)
             if method.setting == "vertical":
@@ -94,11 +97,18 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
                     f"{method.name} joins columns of several parties: choose a method of rows, "
                     "as 'fedavg'"
                 )
-            result = run(self.method, data=rows, test=rows, models=self.models or "mlp", **settings)
+            held = None if method.every_row else rows
+            known = [str(label) for label in getattr(self, "classes_", ())]
+            dataset = arrays(rows, held, group, task["task"], known)
+            result = run(self.method, data=dataset, models=self.models or "mlp", **settings)
             self.models_ = [result.model] if result.model is not None else result.models
         except FedloomError as error:
             raise ValueError(str(error)) from error
         self.summary_ = result.summary
+        if self.owners_ is not None:
+            names = {f"owner client-{i}": f"owner {name}" for i, name in enumerate(self.owners_)}
+            for table in self.summary_.get("learned", ()):
+                table["rows"] = [[names.get(cell, cell), *row] for cell, *row in table["rows"]]
 
     def _outputs(
         self, X: np.ndarray, groups: Any, read: Callable[[torch.Tensor], torch.Tensor]
@@ -120,9 +130,8 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         every = np.stack([_asked(model, x, read) for model in self.models_])
         return np.asarray(every[numbers, np.arange(len(x))])
 
-    def _coded(self, local: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of local training with the codes of classes, by which the run knows them, in
-        place of labels.
+    def _worded(self, local: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of local training with the words of classes, by which the run knows them.
 
         Raises:
             ValueError: weights of a class that is not among the labels.
@@ -138,7 +147,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             )
         return {
             **local,
-            "class_weights": {names.index(str(label)): weight for label, weight in weights.items()},
+            "class_weights": {str(label): weight for label, weight in weights.items()},
         }
 
     def _standardized(self, X: np.ndarray) -> np.ndarray:
@@ -155,10 +164,10 @@ def _asked(
 class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
     """A classifier trained by a federation whose clients are the `groups` of the rows.
 
-    The rows are standardized by their mean and standard deviation. Every row trains: `score` needs
-    rows of its own, as in cross-validation. If the method gives all clients one model, that
-    predicts; otherwise the mean of the probabilities of all clients' models does, and `predict(X,
-    groups=…)` asks the model of each row's owner.
+    The rows are standardized by their mean and standard deviation. Every row trains, unless the
+    method shares some as public rows: `score` needs rows of its own, as in cross-validation. If the
+    method gives all clients one model, that predicts; otherwise the mean of the probabilities of
+    all clients' models does, and `predict(X, groups=…)` asks the model of each row's owner.
 
     Example:
         >>> from sklearn.datasets import load_iris

@@ -82,7 +82,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 LINEAR: dict[str, Any] = {
     "exchange": {},
     "fedglm": {"l2": 1.0},
-    "fedcox": {"l2": 1.0, "time": "mean area", "times": 20},
+    "fedcox": {"l2": 1.0, "time": "mean area", "event": "benign", "times": 20},
     "stats": {},
 }
 EXACT = {"two workers", "three workers", "memory", "isolated", "ray"}

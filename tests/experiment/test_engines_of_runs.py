@@ -224,7 +224,10 @@ def test_parties_without_a_network_stay_on_the_cpu(name: str) -> None:
         else {}
     )
     if name == "fedcox":
-        values |= {"data": {"name": "breast_cancer", "clients": 4}, "params": {"time": "mean area"}}
+        values |= {
+            "data": {"name": "breast_cancer", "clients": 4},
+            "params": {"time": "mean area", "event": "benign"},
+        }
     run = RunConfig(**values, engine={"device": "cuda"})
     plan = build(run)
     assert {context.device for context in (plan.server_context, *plan.contexts)} == {"cpu"}

@@ -330,7 +330,7 @@ def test_every_method_runs_with_its_own_defaults(name: str) -> None:
     few: dict[str, Any] = {"test_fraction": 0.8, "test_rows": 60}
     if name == "fedcox":  # which needs two classes and a time
         few = {"name": "breast_cancer", "test_fraction": 0.5, "clients": 10}
-        short = {"time": "mean area", "l2": 1.0}
+        short = {"time": "mean area", "event": "benign", "l2": 1.0}
     result, columns = (
         fedloom.run(name, rounds=rounds, data=few, params=short),
         method.setting == "vertical",

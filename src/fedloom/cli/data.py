@@ -114,7 +114,7 @@ def data(
 
     if config.group and config.partition == "natural" and "clients" not in config.model_fields_set:
         config = config.model_copy(update={"clients": number_of_owners(config)})
-    if config.group and config.public_rows is None:
+    if config.public_rows is None:  # of most methods
         config = config.model_copy(update={"public_rows": 0})
     dataset, split = divided(config, seed)
     stats = describe(dataset.strata[0], split.shards, dataset.strata[1])
@@ -265,6 +265,7 @@ def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -
             "missing": dict(found.missing),
             "dropped": dict(found.dropped),
             "owners": found.owners(),
+            "event": _event(found),
             "time": list(found.time_guess),
             "notes": list(found.notes),
             "settings": settings,
@@ -275,6 +276,8 @@ def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -
     say(f"{found.table.name}: {len(found.table.y):,} rows")
     guess = " (a guess)" if found.guessed else ""
     say(f"label     {found.label}{guess}: {_label(found)}")
+    if event := _event(found):
+        say(f"event     {event}")
     if images is not None:
         say(
             f"pictures  {images.shape[2]}x{images.shape[3]}, "
@@ -325,6 +328,21 @@ def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -
     )
     say("fedloom run my.toml -s method=fedavg-ft:\n")
     say(tomli_w.dumps(settings).rstrip())
+
+
+def _event(found: "Understanding") -> str:
+    """Which of two classes `fedcox` would take as the event; "" where it is not likely to be run:
+    without such a word, and without a column of times.
+    """
+    from fedloom.core.events import guessed_event
+
+    classes = found.table.classes
+    event = guessed_event(classes, found.label)
+    if event is not None:
+        return f"{event}, to fedcox (a guess: -s params.event={shlex.quote(event)} says so)"
+    if len(classes) != 2 or found.kinds.get("time") != "number":
+        return ""
+    return f"to be named for fedcox: -s params.event={shlex.quote(classes[0])}, or {classes[1]}"
 
 
 def _label(found: "Understanding") -> str:

@@ -82,7 +82,8 @@ def export(
             f"{exported.rounds} rounds.",
             soft_wrap=True,
         )
-    out.print(f"verified: predictions match the run on {exported.tried} test rows")
+    if exported.tried:
+        out.print(f"verified: predictions match the run on {exported.tried} rows")
     written("written", exported.folder)
 
 

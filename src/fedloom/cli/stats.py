@@ -153,7 +153,7 @@ def _at_nodes(
     """The tables and the schema of a run whose rows may stay at nodes."""
     from fedloom.experiment.plan.reading import read
     from fedloom.experiment.run.engine import Backend, local_backend
-    from fedloom.experiment.stats import FEWEST, named, of_run, row_schema
+    from fedloom.experiment.stats import FEWEST, of_run, row_schema
 
     engine = {"name": "net", "federation": str(federation)} if federation is not None else None
     flags = {"method": "stats", "rounds": 1, "engine": engine}
@@ -170,7 +170,6 @@ def _at_nodes(
     tables = list(of_run(run, place))
     if form is None:
         return [plain(table) for table in tables], None
-    tables = [named(table, form.classes) for table in tables]
     columns = [(column.name, column.categories) for column in form.columns]
     return [plain(table) for table in tables], row_schema(columns, form.classes, form.label, tables)
 

@@ -245,6 +245,11 @@ class ClientContext:
             numbers.
         offset: what was subtracted from each of these columns, so that float32 tells its numbers
             apart; () for 0.
+        class_names: the words of the K classes, if the method reads raw rows; () for a number.
+        label: the name of the label, if it is known.
+        owners: the names of the parties, for tables; () if they are not known.
+        left_out: rows that no method reads, by the reason: of its own rows at a node, of all rows
+            at the server of a simulation.
         tests: test rows by name. Methods do not read them.
         device: the device of its tensors.
         secret: a secret key for `noise`, if the party has one.
@@ -275,6 +280,10 @@ class ClientContext:
     columns: Sequence[str] = ()
     words: Sequence[Sequence[str]] = ()
     offset: Sequence[float] = ()
+    class_names: Sequence[str] = ()
+    label: str = ""
+    owners: Sequence[str] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
     tests: Mapping[str, Rows] = field(default_factory=dict)
     device: str = "cpu"
     secret: int | None = None

@@ -266,8 +266,10 @@ class Method:
         >>> fedavg = named("fedavg")
         >>> fedavg.configure(params={"epochs": 2}).epochs, fedavg.needs
         (2, ('one network',))
-        >>> fedavg.party_at(ClientContext(id=0)).__name__, fedavg.without_network
-        ('FedAvgClient', False)
+        >>> fedavg.party_at(ClientContext(id=0)).__name__
+        'FedAvgClient'
+        >>> fedavg.without_network, fedavg.reads_public
+        (False, False)
 
     Attributes:
         name: its name on the command line.
@@ -303,6 +305,8 @@ class Method:
             and they predict from it and their own rows.
         at_once: for a pooled method, trains its one client on all rows in so many rounds, faster
             than by rounds and to rounding; None for by rounds.
+        every_row: whether it describes rows, as a regression does: it uses all of them unless the
+            run asks for test rows.
         quadratic: whether the time of a round grows with the square of the number of clients.
         trial_rank: its place among the methods that `fedloom trial` tries by default, from 1; 0 if
             it tries the method only by name. At equal scores the lower rank wins.
@@ -332,6 +336,7 @@ class Method:
     linear: bool = False
     pooled: bool = False
     at_once: Callable[..., None] | None = None
+    every_row: bool = False
     quadratic: bool = False
     trial_rank: int = 0
     trial_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -347,6 +352,11 @@ class Method:
                     f"method {self.name} is {self.setting}; only {setting} methods may need "
                     f"{need!r}"
                 )
+
+    @property
+    def reads_public(self) -> bool:
+        """Whether it learns from public rows, so that a run sets some aside."""
+        return any("public" in need for need in self.needs)
 
     @property
     def without_network(self) -> bool:

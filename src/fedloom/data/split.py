@@ -31,6 +31,8 @@ class Split:
     """For each client, test rows in the class mix of its shard; a row may serve several clients."""
     server: np.ndarray
     """Labeled training rows that only the server holds; may be empty."""
+    held_out: int = 0
+    """The number of rows that nobody trains on: of these, `test` may have a sample only."""
 
 
 def split(
@@ -71,7 +73,7 @@ def split(
             split, test rows are drawn from the rest.
         public: number of public rows, drawn uniformly from the training rows.
         test_fraction: the share of each class that is held out if the data set has no official test
-            split.
+            split. 0 holds none out: test rows are then all rows.
         test_rows: maximum number of test rows, a random sample; None keeps all.
         own_test_rows: maximum number of test rows of each client, from the test split before it is
             cut to `test_rows`: in the partition "natural" those of its owner, else rows in its own
@@ -96,9 +98,9 @@ def split(
         ),
         (public >= 0, "public", "at least 0", public),
         (
-            dataset.test is not None or 0 < test_fraction < 1,
+            dataset.test is not None or 0 <= test_fraction < 1,
             "test_fraction",
-            "between 0 and 1",
+            "at least 0, and below 1",
             test_fraction,
         ),
         (test_rows is None or test_rows >= 1, "test_rows", "at least 1", test_rows),
@@ -152,7 +154,7 @@ def split(
                     by_class, labels[shard], 100 if own_test_rows is None else own_test_rows, rng
                 )
             )
-    return Split(shards, shared, kept, tuple(own_test), apart)
+    return Split(shards, shared, kept, tuple(own_test), apart, len(held.apart))
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +186,7 @@ def hold_out(
         official: row numbers of the official test split; None draws a share of each class, or of
             each owner's rows.
         seed: of the run.
-        fraction: that share, between 0 and 1.
+        fraction: that share, below 1; 0 holds no row out, and tests on all of them.
         limit: maximum number of kept rows, a random sample; None keeps all.
         groups: (n,) int64 owner of each row, or None.
         validation: share of each class, or of each owner's rows, to hold out of the remaining rows
@@ -193,6 +195,8 @@ def hold_out(
     """
     if official is not None:
         test = official
+    elif not fraction:
+        test = np.arange(0)
     elif groups is None:
         test = _stratified(labels, fraction, stream(seed, "data.test"))
     else:
@@ -207,6 +211,8 @@ def hold_out(
         )
         test = rest[chosen]
         apart = np.concatenate([apart, test])
+    elif official is None and not fraction:
+        test = np.arange(len(labels))
     if limit is None or limit >= len(test):
         return HeldOut(apart, test, np.sort(test))
     return HeldOut(

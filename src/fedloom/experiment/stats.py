@@ -28,7 +28,7 @@ from fedloom.experiment.run.execute import one_thread
 from fedloom.experiment.run.metrics import four_digits
 from fedloom.experiment.run.session import Session
 from fedloom.methods import find
-from fedloom.methods.tables.stats import CLASS, TARGET
+from fedloom.methods.tables.stats import TARGET
 from fedloom.protect.aggregators import Secure
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def stats(
         fed = Federation(engine, aggregator=aggregator, means=method.client.MEANS)
         for _ in method.round(fed, server, engine.ids, cfg, 0):
             pass
-    tables = tuple(named(table, dataset.classes) for table in server.findings())
+    tables = tuple(server.findings())
     if not tables:
         raise DataError("Statistics failed: an owner's sums are missing.")
     sent = sum(entry.bytes for entry in fed.ledger if entry.receiver != "client") // len(contexts)
@@ -265,6 +265,7 @@ def parties(dataset: Any) -> list[ClientContext]:
             id=i,
             parties=count,
             classes=max(len(dataset.classes), 1),
+            class_names=dataset.classes,
             target=None if dataset.classes else Number(),
             columns=dataset.columns,
             words=dataset.words,
@@ -275,17 +276,6 @@ def parties(dataset: Any) -> list[ClientContext]:
         )
         for i in range(count)
     ]
-
-
-def named(table: LearnedTable, classes: Sequence[str]) -> LearnedTable:
-    """The table with the names of classes in place of their numbers."""
-    if table.columns[1] != "Word":
-        return table
-    rows = tuple(
-        (row[0], classes[int(str(row[1]))], *row[2:]) if row[0] == CLASS else row
-        for row in table.rows
-    )
-    return LearnedTable(table.title, table.columns, rows)
 
 
 def row_schema(

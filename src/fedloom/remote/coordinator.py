@@ -44,7 +44,9 @@ def backend(
     federation = federation_of(run)
     nodes = node_set(federation, stop=stop)
     own = federation.data.get(run.data.name)
-    files = PrivateData() if own is None else PrivateData(rows=own.rows, public=own.public)
+    files = PrivateData(owners=tuple(nodes.names))
+    if own is not None:
+        files = replace(files, rows=own.rows, public=own.public)
     if run.columns.private:
         files = match(run, folder, files, nodes, resume=resume)
     noise = secret(federation.secret) if federation.secret_noise else None

@@ -218,7 +218,7 @@ class _MatchingSession:
             [y, *[y[mine]] * others],
             seed=secrets.randbits(32) if secret else self._run.seed,
             aligned=self._run.columns.aligned,
-            test_fraction=data.test_fraction,
+            test_fraction=data.test_share,
             test_rows=data.test_rows,
             balanced=False,
             validation=data.validation,

@@ -47,6 +47,7 @@ def page(run: Run) -> Page:
                 f"preset {s.preset}",
                 f"seed {s.seed}",
                 "on validation rows" * bool(s.validation),
+                "measured on the rows that were fitted" * s.fitted,
             )
             if part
         ),

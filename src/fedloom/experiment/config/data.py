@@ -191,9 +191,14 @@ class DataConfig(Section):
     None: "auto" if a method of the experiment needs them, otherwise 0.
     """
     public_rows: int | None = Field(None, ge=0)
-    """Number of public rows; None for a fifth of the training rows, at most 1,000."""
-    test_fraction: float = Field(0.25, gt=0, lt=1)
-    """Share of test rows, for data sets without an official test split."""
+    """Number of public rows; None for a fifth of the training rows, at most 1,000, if a method of
+    the experiment learns from them, otherwise 0.
+    """
+    test_fraction: float | None = Field(None, ge=0, lt=1)
+    """Share of test rows, for data sets without an official test split. 0 uses all rows, and
+    measures on these same rows; only methods that describe rows, such as regressions, allow it.
+    None: 0 if all methods of the experiment do and nothing else asks for test rows, otherwise 0.25.
+    """
     test_rows: int | None = Field(None, ge=1)
     """Maximum number of test rows; None for all."""
     validation: float = Field(0.0, ge=0, lt=1)
@@ -363,6 +368,11 @@ class DataConfig(Section):
     def rows_at_server(self, training: int) -> int:
         """The number of rows at the server, given the number of training rows."""
         return min(10_000, training // 4) if self.server_rows == "auto" else self.server_rows or 0
+
+    @property
+    def test_share(self) -> float:
+        """The share of test rows, where the data has no official ones."""
+        return 0.25 if self.test_fraction is None else self.test_fraction
 
     @property
     def columns(self) -> DataOptions:

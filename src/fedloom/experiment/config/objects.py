@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -95,8 +95,8 @@ def data_settings(
             repr(label) if isinstance(label, list | int | float) else f"a {type(label).__name__}"
         )
         raise DataError(f"label must be the name of one column, not {shown}.")
-    if isinstance(test, float):
-        settings["test_fraction"], test = test, None
+    if isinstance(test, int | float):
+        settings["test_fraction"], test = float(test), None
     if isinstance(data, list) and any(isinstance(part, str | Path) for part in data):
         label = "" if label is None else label  # files are read as frames
     names = [str(name) for name in data] if isinstance(data, Mapping) else None
@@ -162,6 +162,15 @@ def data_settings(
         "classes": list(dataset.classes),
     }
     return {"name": hold("data", "\n".join(content).encode(), dataset, **about), **settings}
+
+
+def arrays(data: Any, test: Any, group: Any, task: str, classes: Sequence[str] = ()) -> Dataset:
+    """The data set of arrays (X, y) and their test rows, whose classes are numbers, with the words
+    of these; `group` and `task` as in `data_settings`.
+    """
+    owners = None if group is None else RawColumn.of("group", group)
+    found = _dataset(_rows(data), owners, None if test is None else _rows(test), task)
+    return replace(found, classes=tuple(classes)) if classes else found
 
 
 def is_frames(data: object) -> bool:

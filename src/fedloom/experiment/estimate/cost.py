@@ -213,13 +213,11 @@ def miniature(run: RunConfig) -> RunConfig:
     data = run.data
     if method.setting == "vertical":
         clients, rows = data.clients, rows + official
-        split: dict[str, Any] = {
-            "test_fraction": official / rows if official else data.test_fraction
-        }
+        split: dict[str, Any] = {"test_fraction": official / rows if official else data.test_share}
         split |= {"test_rows": data.test_rows, "validation": data.validation}
     else:
         clients, server = min(data.clients, CLIENTS), data.rows_at_server(rows)
-        held = official or int((rows - server) * data.test_fraction)
+        held = official or int((rows - server) * data.test_share)
         left = max(rows - server - (0 if official else held), 1)
         if data.validation:
             held = max(1, int(left * data.validation))

@@ -37,6 +37,9 @@ class DataAssignment:
         dataset: horizontal: the data set, or its schema where the rows are private.
         split: horizontal: the rows of each party, if partitioned here.
         server_rows: (n,) indices of the server's rows.
+        left_out: horizontal: the rows that no training client has, or at a node those of its own
+            that it does not train on, by the reason.
+        owners: horizontal: names of the clients, where each is an owner of rows here.
         parties: vertical: the columns of each party, if all are on this machine.
     """
 
@@ -55,6 +58,8 @@ class DataAssignment:
     parties: VerticalDataset | None = None
     target: Number | None = None
     label: str = ""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    owners: tuple[str, ...] = ()
 
     @property
     def task(self) -> Task:

@@ -109,6 +109,7 @@ class PrivateData:
         split_seed: by which private rows are split into training and test rows; None for the run's
             seed.
         own: the settings of the owner of `rows`, at a node.
+        owners: names of the nodes, at the coordinator.
     """
 
     set: str | None = None
@@ -119,6 +120,7 @@ class PrivateData:
     matched: Matched | None = None
     split_seed: int | None = None
     own: OwnFile | None = None
+    owners: tuple[str, ...] = ()
 
 
 def file_sha256(path: Path) -> str:

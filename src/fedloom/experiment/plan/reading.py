@@ -16,10 +16,10 @@ from fedloom.core import toml
 from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.core.extensions import presets
 from fedloom.core.method import Method
-from fedloom.core.objects import is_object
 from fedloom.core.problems import problems
 from fedloom.core.vocabulary import meant
 from fedloom.data.sources import SOURCES
+from fedloom.experiment.config.data import DataConfig
 from fedloom.experiment.config.foreign_code import refuse_foreign_code
 from fedloom.experiment.config.overrides import ALTERNATIVE, override
 from fedloom.experiment.config.pretrained import AUTO
@@ -111,8 +111,8 @@ def check(values: Mapping[str, Any]) -> Experiment:
             before, rest = rest, _without(rest, [item["loc"] for item in error.errors()])
             if rest == before:
                 raise ConfigError("\n".join(errors)) from None
-    experiment = _with_server(
-        _with_clients(experiment), data_invalid=any(e.startswith("data") for e in errors)
+    experiment = _with_clients(
+        _with_server(experiment, data_invalid=any(e.startswith("data") for e in errors))
     )
     try:
         runs = experiment.runs()
@@ -192,19 +192,12 @@ def _with_clients(experiment: Experiment) -> Experiment:
 
 
 def _with_server(experiment: Experiment, data_invalid: bool) -> Experiment:
-    """Set the defaults of public rows, the server's rows and a pretrained model if a method needs
-    them: in all runs, for equal splits. With an invalid [data] section, a model to train gets rows
-        too, to avoid a misleading error.
+    """Set the defaults of test rows, public rows, the server's rows and a pretrained model by what
+    the methods need: in all runs, for equal splits. With an invalid [data] section, a model to
+    train gets rows too, to avoid a misleading error.
     """
     data, own, known = experiment.run.data, experiment.run.pretrained, _methods(experiment)
-    owners = data.group or (data.partition == "natural" and is_object(data.name))
-    if (
-        owners
-        and data.public_rows is None
-        and not any("public" in need for m in known for need in m.needs)
-    ):
-        # no method needs owners to give rows away
-        data = data.model_copy(update={"public_rows": 0})
+    data = data.model_copy(update=shared_out(data, known))
     if data.server_rows == 0:
         return experiment.model_copy(
             update={"run": experiment.run.model_copy(update={"data": data})}
@@ -222,6 +215,29 @@ def _with_server(experiment: Experiment, data_invalid: bool) -> Experiment:
     return experiment.model_copy(
         update={"run": experiment.run.model_copy(update={"data": data, "pretrained": own})}
     )
+
+
+def shared_out(data: DataConfig, known: Sequence[Method]) -> dict[str, Any]:
+    """The numbers of rows that are set aside, where the settings leave them to the methods: no
+    public rows that none of them reads, and no test rows that nobody asked for if all of them
+    describe rows.
+
+    Example:
+        >>> shared_out(DataConfig(), [methods.named("fedglm")])
+        {'public_rows': 0, 'test_fraction': 0.0}
+        >>> shared_out(DataConfig(), [methods.named("fedglm"), methods.named("fedmd")])
+        {}
+    """
+    found: dict[str, Any] = {}
+    if not known or any(method.setting == "vertical" for method in known):
+        return found
+    # a file of public rows also scales columns
+    if data.public_rows is None and not data.own and not any(m.reads_public for m in known):
+        found["public_rows"] = 0
+    asked = data.test_fraction, data.test, data.test_rows, data.validation or None
+    if asked == (None,) * len(asked) and all(method.every_row for method in known):
+        found["test_fraction"] = 0.0
+    return found
 
 
 def _methods(experiment: Experiment) -> list[Method]:

@@ -241,6 +241,11 @@ def remarks(summaries: Sequence[RunSummary]) -> list[str]:
         made.append(
             f"measured on validation rows, {share} of the training rows, and not on the test rows"
         )
+    if any(s.fitted for s in summaries):
+        made.append(
+            "measured on the rows that were fitted, as none were held out: set data.test_fraction, "
+            "such as 0.25, to measure on others"
+        )
     found: dict[tuple[str, int], dict[str, str]] = {}
     for s in summaries:
         own = s.pretrained

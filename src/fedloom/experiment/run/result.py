@@ -257,6 +257,7 @@ class RunSummary(FileSchema):
     diverged: str = ""
     private_rows: bool = False
     validation: float = 0.0
+    fitted: bool = False
     fedloom: str = ""
 
     @field_validator("eval_modes", mode="after")
@@ -326,6 +327,8 @@ class RunSummary(FileSchema):
     @property
     def tested(self) -> str:
         """The test rows of the accuracy, as text."""
+        if self.fitted:
+            return "the rows that were fitted"
         rows = "validation" if self.validation else "test"
         return f"each client's own {rows} rows" if self.private_rows else f"the global {rows} set"
 

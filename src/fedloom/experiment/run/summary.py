@@ -118,6 +118,16 @@ def _training(plan: RunPlan, rounds: int) -> dict[str, Any]:
     return {"training_rows": sum(rows), "local_steps": rounds * share * sum(known) / len(known)}
 
 
+def _fitted(plan: RunPlan) -> bool:
+    """Whether no row was held out, so that scores are those of the rows that were fitted. A node
+    may hold some out all the same.
+    """
+    divided, data = plan.data.split, plan.run.data
+    if plan.method.setting == "vertical" or data.test_fraction != 0 or data.validation:
+        return False
+    return divided is None or not divided.held_out
+
+
 def summarize(
     plan: RunPlan,
     fed: Federation,
@@ -187,6 +197,7 @@ def summarize(
         diverged=divergence(plan, fed, final, names),
         private_rows=run.data.own,
         validation=run.data.validation,
+        fitted=_fitted(plan),
         fedloom=__version__,
     )
     return summary.content()

@@ -2,9 +2,10 @@
 means and scales.
 
 Columns are numbers, an indicator for each word of a category but the first, and with `owners =
-"fixed"` an indicator for each owner but the first. Rows with a missing value are left out; or, with
-`missing = "indicator"`, each column has an indicator of its missing values, which count as the
-mean. A number to predict has a mean and a scale too.
+"fixed"` an indicator for each owner but the first. Words and owners without a complete row have no
+coefficient; the first one with a row is then the reference. Rows with a missing value are left out;
+or, with `missing = "indicator"`, each column has an indicator of its missing values, which count as
+the mean. A number to predict has a mean and a scale too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,12 @@ def for_number(party: Party[object]) -> bool:
     return party.context.target is not None
 
 
+def class_names(party: Party[object]) -> list[str]:
+    """The words of the classes; "class 0" if a word is a number."""
+    names = party.context.class_names or range(max(party.context.classes, 1))
+    return [f"class {name}" if str(name).isdecimal() else str(name) for name in names]
+
+
 def time_column(party: Party[LinearConfig]) -> int | None:
     """The place of the column `time` of the settings, which is no covariate, or None without such a
     setting.
@@ -102,7 +109,49 @@ def labels(party: Party[LinearConfig]) -> list[str]:
             names += [f"{name}={words[place]}" for place in indicators(words)] if words else [name]
             names += [f"{name} is missing"] * indicated(party)
     fixed = party.cfg.owners == "fixed"
-    return [*names, *(f"owner {i}" for i in range(1, party.context.parties) if fixed)]
+    return [*names, *(f"owner {owner}" for owner in owners(party)[1:] if fixed)]
+
+
+def owners(party: Party[object]) -> Sequence[str]:
+    """The names of the owners, or else their numbers."""
+    return party.context.owners or [str(i) for i in range(party.context.parties)]
+
+
+def levels(party: Party[LinearConfig]) -> list[tuple[str, list[str], int]]:
+    """Of each category, and of owners with effects of their own: its name, its levels, and the
+    place in `labels` of the second one's indicator.
+    """
+    found, at = [], 0
+    for f, (name, words) in enumerate(zip(party.context.columns, party.context.words, strict=True)):
+        if f == time_column(party):
+            continue
+        if words:
+            found.append((name, [word for word in words if word != GAP], at))
+        at += (len(indicators(words)) if words else 1) + indicated(party)
+    if party.cfg.owners == "fixed":
+        found.append(("owner", [*owners(party)], at))
+    return found
+
+
+def references(
+    party: Party[LinearConfig], rows: np.ndarray, present: np.ndarray
+) -> tuple[list[int], dict[str, str]]:
+    """Which indicators to leave out, as the levels before theirs have no row among those that are
+    fitted, so that theirs is the reference: their places, and the reference of each such category.
+
+    Args:
+        party: of the design.
+        rows: (p,) the rows of each indicator, up to rounding.
+        present: (p,) int64, the rows that have a value.
+    """
+    left_out, named = [], {}
+    for name, words, at in levels(party):
+        own = np.rint(rows[at : at + len(words) - 1])
+        if len(own) and own.sum() == present[at]:
+            first = int(np.flatnonzero(own)[0]) if own.any() else 0
+            left_out.append(at + first)
+            named[name] = words[1 + first]
+    return left_out, named
 
 
 def offsets(party: Party[LinearConfig]) -> np.ndarray:
@@ -210,7 +259,8 @@ def names(server: Party[LinearConfig], design: Mapping[str, Any]) -> list[str]:
 def exponents(party: Party[LinearConfig], *, t: int) -> dict[str, Tensor]:
     """The complete rows (K,) by class, all rows, those whose number to predict is below 0, and the
     columns' numbers (p, 256) by exponent, as asked in round t: a node adds up one answer with one
-    set of others only. With indicators also the rows (p,) that have a value.
+    set of others only. With indicators also the rows (p,) that have a value. And the rows that are
+    held out for a test, at a node.
     """
     _, y, _ = complete(party)
     x = measured(party)
@@ -222,7 +272,8 @@ def exponents(party: Party[LinearConfig], *, t: int) -> dict[str, Tensor]:
     )
     if indicated(party):
         found |= tensors(present=(~np.isnan(x)).sum(0))
-    return {**found, "all": party.context.row_count.cpu()}
+    held = np.array(party.context.left_out.get("test", 0))
+    return {**found, **tensors(held=held), "all": party.context.row_count.cpu()}
 
 
 def sums(party: Party[LinearConfig], *, exponent: Tensor, rows: int) -> dict[str, Tensor]:
@@ -246,7 +297,8 @@ def agree(
     fed: Federation, server: Party[LinearConfig], clients: Sequence[int], t: int
 ) -> dict[str, Any]:
     """Mean, scale and use of each column, for a number to predict `outcome` (2,), its mean and
-    scale, the rows by class, and all rows; {} if an owner's sums are missing.
+    scale, the rows by class, all rows, those left out by the reason, and the references of
+    categories whose first word has no row; {} if an owner's sums are missing.
     """
     number, K = for_number(server), server.context.classes
     p = len(labels(server)) + number
@@ -258,7 +310,7 @@ def agree(
         clients,
         "exponents",
         shared={"t": t},
-        expect={**expect, "negative": whole, "all": whole},
+        expect={**expect, "negative": whole, "held": whole, "all": whole},
         min_replies=len(clients),
     )
     if counted is None:
@@ -283,8 +335,13 @@ def agree(
         return {}
     scale = np.ldexp(np.sqrt(found.value["sums"].numpy() * unit / present), exponent + 1)
     use = scale > 1e-9 * np.abs(mean)
+    first, named = references(server, mean * present, np.broadcast_to(present, p))
+    use[first] = False
     outcome = np.array([mean[-1], scale[-1]]) if number else np.zeros(2)
     end = p - number
     numbers = tensors(mean=mean[:end], scale=scale[:end], kept=use[:end], outcome=outcome)
+    known = server.context.left_out
+    left_out = {**known, "test": known.get("test", 0) + int(counted.value["held"])}
     of_rows = {"rows": rows, "by_class": by_class, "all": int(counted.value["all"])}
-    return {**numbers, **of_rows, "negative": int(counted.value["negative"])}
+    negative = int(counted.value["negative"])
+    return {**numbers, **of_rows, "negative": negative, "left_out": left_out, "reference": named}

@@ -16,7 +16,7 @@ Sharing", JAMIA 2015.
                       the likelihood fell
     end       standard errors from the diagonal of (H + l2 I)^-1; no more messages once a step is below 1e-9
 
-A row's label is class 0, censored, or class 1, an event; `time` names the column with its time. A
+A row's label says whether it had the event, whose word is `event`, or was censored; `time` names the column with its time. A
 time counts as the largest time of the grid that is not above it, so with as many times as the rows
 have (`times`), nothing is rounded.
 
@@ -33,9 +33,10 @@ from typing import Any, Self, final
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
+from fedloom.core.events import guessed_event, which_event
 from fedloom.core.page import (
     ClientContext,
     Federation,
@@ -58,8 +59,18 @@ class FedCoxConfig(designs.LinearConfig):
 
     time: str = "time"
     """The column with each row's time, until the event or the end of observation."""
+    event: str | None = None
+    """The class that is the event; the other one is censored. None guesses it, but only from words
+    that leave no doubt, such as dead, died or event, 1 of 0 and 1, or true.
+    """
     times: int = Field(200, ge=2, le=5000)
     """The most times of the grid. A round sends as many sums of squares of columns."""
+
+    @field_validator("event", mode="before")
+    @classmethod
+    def _word(cls, event: Any) -> Any:
+        """1 and true are words of classes, too."""
+        return str(event) if isinstance(event, bool | int) else event
 
     @model_validator(mode="after")
     def _check_owners(self) -> Self:
@@ -105,10 +116,9 @@ class FedCoxClient(Party[FedCoxConfig]):
     def events(self, *, design: Mapping[str, Any]) -> dict[str, Tensor]:
         """The events (T,) at each time, and the sum (p,) of the columns of all events."""
         z, y, place = rows_of(self, design)
-        happened = np.bincount(place[y == 1], minlength=len(design["edges"]) + 1)
-        return tensors(
-            events=happened, sums=newton.added(z[y == 1], newton.bits_for(design["rows"]))
-        )
+        had = y == event_of(self)
+        happened = np.bincount(place[had], minlength=len(design["edges"]) + 1)
+        return tensors(events=happened, sums=newton.added(z[had], newton.bits_for(design["rows"])))
 
     def reach(self, *, design: Mapping[str, Any], beta: Tensor) -> dict[str, Tensor]:
         """The rows (256,) by the exponent of their largest part in `hazards`."""
@@ -136,14 +146,16 @@ class FedCoxClient(Party[FedCoxConfig]):
         return tensors(sums=np.diff(before[np.r_[0, ends]], axis=0))
 
     def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, 2) of rows x (n, ...): 0, and the logarithm of the hazard against that of the
-        columns' means. A missing value counts as the mean. 0 before the first round.
+        """Logits (n, 2) of rows x (n, ...): 0 for censored, and the logarithm of the hazard against
+        that of the columns' means for the event. A missing value counts as the mean. 0 before the
+        first round.
         """
         if not self.design:
             return torch.zeros(len(x), 2)
         z = designs.standardized(designs.columns(self, x), self.design)[:, 1:]
         eta = newton.predictor(np.where(np.isnan(z), 0, z), self.beta.numpy())
-        return torch.from_numpy(np.stack([np.zeros(len(x)), eta], 1)).float()
+        logits = np.stack([np.zeros(len(x)), eta], 1)
+        return torch.from_numpy(logits[:, :: 1 if event_of(self) else -1].copy()).float()
 
 
 @final
@@ -159,10 +171,13 @@ class FedCoxServer(Party[FedCoxConfig]):
     def setup(self) -> None:
         """No coefficients."""
         if self.context.classes != 2:
+            named = ", ".join(self.context.class_names[:8])
             raise MethodError(
                 f"fedcox needs two classes, censored and event, not {self.context.classes}"
+                f"{f': {named}' if named else ''}"
             )
         designs.time_column(self)
+        event_of(self)
         self.design: dict[str, Any] = {}
         self.beta = torch.zeros(0, dtype=torch.float64)
         self.accepted: dict[str, Any] = {}
@@ -209,12 +224,43 @@ class FedCoxServer(Party[FedCoxConfig]):
         beta = self.accepted["beta"].numpy() / scale
         errors = np.sqrt(np.diag(self.accepted["covariance"].numpy())) / scale
         names, level = designs.names(self, self.design)[1:], self.cfg.level
+        event = classes_of(self)[event_of(self)]
         table = inference.coefficients(
-            "Coefficients", names, beta, errors, level, ratio="Hazard ratio"
+            f"Coefficients, event {event}", names, beta, errors, level, ratio="Hazard ratio"
         )
-        events = [("events", float(self.design["events"].sum()))]
+        how = event if self.cfg.event else f"{event}, a guess: params.event names it"
+        events: list[tuple[str, str | float]] = [
+            ("events", float(self.design["events"].sum())),
+            ("event", how),
+        ]
         more = inference.likelihoods(self.accepted["value"], self.null, len(beta), 0)
         return table, inference.fit(self.design, [*events, *more], self.done)
+
+
+def classes_of(party: Party[FedCoxConfig]) -> Sequence[str]:
+    """The words of the two classes."""
+    return party.context.class_names or ("0", "1")
+
+
+def event_of(party: Party[FedCoxConfig]) -> int:
+    """The number of the class that is the event.
+
+    Raises:
+        MethodError: the setting names none of the two classes, or is needed, as their words do not
+            say which it is.
+    """
+    names, given = classes_of(party), party.cfg.event
+    if given is None:
+        found = guessed_event(names, party.context.label)
+    else:
+        found = which_event(names, given)
+    if found is None:
+        said = "is needed" if given is None else f"is {given!r}"
+        raise MethodError(
+            f"params.event {said}: set it to the class that is the event, {names[0]!r} or "
+            f"{names[1]!r}; the other one counts as censored"
+        )
+    return names.index(found)
 
 
 def rows_of(
@@ -259,7 +305,11 @@ def agree(fed: Federation, server: FedCoxServer, clients: Sequence[int], t: int)
     if found is None:
         return {}
     if not found.value["events"].any():
-        raise MethodError("no complete row has an event: its label must be the second class")
+        event = classes_of(server)[event_of(server)]
+        raise MethodError(
+            f"no complete row has an event ({event}): fill missing values, or leave the columns "
+            "that lack them out"
+        )
     sums = found.value["sums"].numpy() * 2.0 ** -newton.bits_for(design["rows"])
     return {**design, "events": found.value["events"], **tensors(sums=sums)}
 
@@ -315,5 +365,6 @@ METHODS = (
         client=FedCoxClient,
         server=FedCoxServer,
         needs=("raw rows",),
+        every_row=True,
     ),
 )

@@ -16,7 +16,7 @@ X. Jiang, J. Kim, L. Ohno-Machado, "Grid Binary LOgistic REgression (GLORE)", JA
               more messages once a step is below 1e-9
 
 Columns are numbers, an indicator for each word of a category but the first, and with `owners =
-"fixed"` an indicator for each owner but the first. Rows with a missing value are left out of the
+"fixed"` an indicator for each owner but the first; of those that have complete rows. Rows with a missing value are left out of the
 fit, or have indicators (`missing`). Each row's part of a sum is rounded before it is added
 (`fedloom.methods.tables.newton`), so that the model has the same bits however rows are split.
 
@@ -174,6 +174,16 @@ class FedGLMServer(Party[FedGLMConfig]):
             raise MethodError(
                 "params.owners random is for a number to predict: set it to fixed or none"
             )
+        absent = [
+            name
+            for name, rows in zip(designs.class_names(self), design["by_class"], strict=False)
+            if family(self) == "classes" and not rows
+        ]
+        if absent and not self.cfg.l1 and not self.cfg.l2:
+            raise MethodError(
+                f"no complete row is of {', '.join(absent)}, so that there is no odds of it: fill "
+                "missing values, leave these rows' class out, or set params.l2 above 0"
+            )
         if family(self) == "poisson" and (design["negative"] or mean <= 0):
             raise MethodError(
                 f"params.family poisson predicts counts, but {design['negative']} numbers to "
@@ -255,7 +265,8 @@ class FedGLMServer(Party[FedGLMConfig]):
         rows = self.design["rows"]
         k = len(beta)
         mean, scale = self.design["outcome"].tolist()
-        titles = [f"Coefficients of class {c + 1} against class 0" for c in range(k)]
+        first, *others = designs.class_names(self)
+        titles = [f"Coefficients of {other} against {first}" for other in others]
         if designs.for_number(self):
             titles = ["Coefficients"]
         if self.cfg.l1:
@@ -406,6 +417,7 @@ METHODS = (
         client=FedGLMClient,
         server=FedGLMServer,
         needs=("raw rows",),
+        every_row=True,
         pooled=True,
         at_once=at_once,
         trial_rank=2,

@@ -11,6 +11,20 @@ from fedloom.core.page import LearnedTable
 from fedloom.methods.tables import newton
 from fedloom.methods.tables.drift import finite
 
+LEFT_OUT = {
+    "test": "rows left out, for the test",
+    "public": "rows left out, as public rows",
+    "server": "rows left out, at the server",
+    "unseen": "rows left out, of unseen clients",
+    "partition": "rows left out, by the partition",
+}
+"""Reasons why rows are left out, by their keys in `ClientContext.left_out`."""
+
+
+def left_out(rows: Mapping[str, int]) -> list[tuple[str, float]]:
+    """The rows that were left out before, for each reason that there is."""
+    return [(text, float(rows[key])) for key, text in LEFT_OUT.items() if rows.get(key)]
+
 
 def estimates(
     design: Mapping[str, Any], accepted: Mapping[str, Any], offset: np.ndarray | float = 0.0
@@ -77,13 +91,19 @@ def without_errors(title: str, names: Sequence[str], beta: np.ndarray) -> Learne
     )
 
 
-def fit(design: Mapping[str, Any], more: Sequence[tuple[str, float]], done: bool) -> LearnedTable:
-    """The numbers of rows, these further values, and whether the steps have ended."""
+def fit(
+    design: Mapping[str, Any], more: Sequence[tuple[str, str | float]], done: bool
+) -> LearnedTable:
+    """The numbers of rows, these further values, rows left out before for a reason, categories
+    whose first word has no row, and whether the steps have ended.
+    """
     rows = float(design["rows"])
     cells = (
         ("rows", rows),
         ("rows left out, with missing values", float(design["all"]) - rows),
         *more,
+        *left_out(design["left_out"]),
+        *((f"reference of {name}", word) for name, word in design["reference"].items()),
         ("converged", "yes" if done else "no: raise rounds"),
     )
     return LearnedTable("Fit", ("", "Value"), cells)

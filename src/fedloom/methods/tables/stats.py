@@ -53,6 +53,7 @@ from fedloom.methods.tables.cells import (
     rows_below,
 )
 from fedloom.methods.tables.drift import UNIT, association, finite, spread
+from fedloom.methods.tables.inference import left_out
 from fedloom.methods.tables.long_sums import (
     BITS,
     BITS_SQUARE,
@@ -243,6 +244,7 @@ class StatsServer(Party[StatsConfig]):
         tables = [
             LearnedTable("Numbers", head, tuple(numbers)),
             LearnedTable("Words", ("Column", "Word", "Rows", "Share", *ends), tuple(words)),
+            LearnedTable("Rows", ("", "Value"), tuple(left_out(self.context.left_out))),
         ]
         return [table for table in tables if table.rows]
 
@@ -298,7 +300,8 @@ def categories(party: Party[object]) -> list[tuple[str, Sequence[str]]]:
     """The names and words of the categories, and of the classes."""
     c = party.context
     found = [(name, words) for name, words in zip(c.columns, c.words, strict=True) if words]
-    return [*found, *([] if c.target else [(CLASS, [str(k) for k in range(c.classes)])])]
+    classes = c.class_names or [str(k) for k in range(c.classes)]
+    return [*found, *([] if c.target else [(CLASS, classes)])]
 
 
 def numbers_of(party: Party[object]) -> list[np.ndarray]:
@@ -467,5 +470,6 @@ METHODS = (
         client=StatsClient,
         server=StatsServer,
         needs=("raw rows",),
+        every_row=True,
     ),
 )

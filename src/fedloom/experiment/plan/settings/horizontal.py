@@ -45,6 +45,7 @@ from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.plan.settings.rows import (
     basis,
     data_of,
+    left_out,
     number_of_owners,
     owner_names,
     unbounded,
@@ -71,6 +72,11 @@ class Horizontal:
             raise ConfigError(
                 "evaluate.leaks needs all rows here, and those of [data.row_schema] are at their "
                 "owners: set it in a run on one machine"
+            )
+        if run.data.test_fraction == 0 and not method.every_row:
+            raise ConfigError(
+                f"data.test_fraction: {method.name} needs rows to test on, so that its score is "
+                "not that of the rows it has learned: set it above 0"
             )
         run.pretrained.check(method, server)
 
@@ -143,6 +149,8 @@ class Horizontal:
             data=own(None),
             network=None if raw else server_network,
             device=run.engine.device,
+            left_out=data.left_out if at is None else {},
+            owners=data.owners or files.owners or tuple(f"client-{n}" for n in range(clients)),
             **(raw_columns(data.dataset) if raw else {}),
         )
         contexts = [
@@ -154,6 +162,7 @@ class Horizontal:
                 public=public,
                 network=None if raw else client_networks[n],
                 tests=tests(n),
+                left_out=data.left_out if run.data.own and n == at else {},
             )
             for n in range(clients)
         ]
@@ -195,7 +204,7 @@ the public rows; and a function from a client to its test rows by name.
 
 def raw_columns(dataset: DatasetLike) -> dict[str, Any]:
     """The names of a data set's columns, the words of each that is a category, and what was
-    subtracted from each. Pixels are numbered.
+    subtracted from each; and its classes and label. Pixels are numbered.
     """
     size = math.prod(dataset.input_shape)
     names = dataset.columns if len(dataset.columns) == size else tuple(map(str, range(size)))
@@ -204,6 +213,8 @@ def raw_columns(dataset: DatasetLike) -> dict[str, Any]:
         "columns": names,
         "words": dataset.words or ((),) * size,
         "offset": () if offset is None else tuple(offset.tolist()),
+        "class_names": dataset.classes,
+        "label": dataset.label,
     }
 
 
@@ -256,6 +267,8 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
         dataset=dataset,
         split=shares,
         server_rows=shares.server,
+        left_out=left_out(run.data, run.seed, dataset, shares),
+        owners=owner_names(dataset, shares) if run.data.partition == "natural" else (),
     )
     return (
         data,
@@ -366,6 +379,7 @@ def _private(
         server_rows=train,
         target=target_of(known, run.models.variance),
         label=known.label,
+        left_out={"test": len(own.y) - len(train)} if own is not None and at is not None else {},
     )
     return (
         data,
@@ -419,7 +433,7 @@ def _held_out(
         np.zeros(len(own.y), np.int64) if promises else own.strata[0],
         own.test,
         seed=run.seed if seed is None else seed,
-        fraction=data.test_fraction if owner.test_fraction is None else owner.test_fraction,
+        fraction=data.test_share if owner.test_fraction is None else owner.test_fraction,
         limit=data.test_rows,
     )
     train, test = np.setdiff1d(np.arange(len(own.y)), held.apart), held.kept

@@ -57,8 +57,9 @@ def divided(data: DataConfig, seed: int, *, raw: bool = False) -> tuple[Dataset,
     for note in dataset.notes:
         warn_once(f"{dataset.name}: {note}")
     server = data.rows_at_server(len(dataset.train))
+    held = dataset.test is not None or data.test_share or data.validation
     training = len(dataset.train) - server
-    training = int(training * (1 - data.test_fraction)) if dataset.test is None else training
+    training = int(training * (1 - data.test_share)) if dataset.test is None else training
     training = int(training * (1 - data.validation))
     shares = split(
         dataset,
@@ -68,9 +69,10 @@ def divided(data: DataConfig, seed: int, *, raw: bool = False) -> tuple[Dataset,
         options=data.options,
         server=server,
         public=min(1000, max(0, training) // 5) if data.public_rows is None else data.public_rows,
-        test_fraction=data.test_fraction,
+        test_fraction=data.test_share,
         test_rows=data.test_rows,
-        own_test_rows=data.own_test_rows,
+        # own test rows would be rows that were fitted
+        own_test_rows=data.own_test_rows if held or data.own_test_rows is not None else 0,
         validation=data.validation,
     )
     if data.group and len(shares.public):
@@ -89,6 +91,19 @@ def divided(data: DataConfig, seed: int, *, raw: bool = False) -> tuple[Dataset,
         rows for rows in (shares.server, shares.public, np.concatenate(shares.shards)) if len(rows)
     )
     return dataset.standardized(known), shares
+
+
+def left_out(data: DataConfig, seed: int, dataset: Dataset, shares: Split) -> dict[str, int]:
+    """The rows that no training client has, by the reason."""
+    unseen = sum(len(shares.shards[i]) for i in data.unseen_clients(seed))
+    known = {
+        "test": shares.held_out,
+        "public": len(shares.public),
+        "server": len(shares.server),
+        "unseen": unseen,
+    }
+    rest = len(dataset.y) - sum(known.values()) - sum(map(len, shares.shards)) + unseen
+    return {reason: rows for reason, rows in {**known, "partition": rest}.items() if rows}
 
 
 def _with_target(data: DataConfig, dataset: Dataset, shares: Split) -> Dataset:
@@ -148,8 +163,8 @@ def number_of_owners(data: DataConfig) -> int:
     dataset = load(data.name, root=Path(data.root) if data.root else None, options=data.columns)
     assert dataset.groups is not None
     sizes = np.bincount(dataset.groups[dataset.train], minlength=len(dataset.owners))
-    if dataset.test is None:
-        sizes = np.minimum(sizes - 1, (sizes * (1 - data.test_fraction)).astype(np.int64))
+    if dataset.test is None and data.test_share:
+        sizes = np.minimum(sizes - 1, (sizes * (1 - data.test_share)).astype(np.int64))
     if data.validation:
         sizes = np.minimum(sizes - 1, (sizes * (1 - data.validation)).astype(np.int64))
     return int((sizes >= max(1, data.options.get("min_rows", 1))).sum())
@@ -165,6 +180,7 @@ def _check_owners(data: DataConfig, dataset: Dataset) -> None:
     small = [
         f"{dataset.owners[owner]} ({sizes[owner]})" for owner in np.flatnonzero(sizes < FEWEST)
     ]
+    small = [] if dataset.test is None and not data.test_share else small
     if small and data.options.get("min_rows", 1) < FEWEST:
         raise DataError(
             f"Each owner needs at least {FEWEST} rows, for training and for testing, but there "

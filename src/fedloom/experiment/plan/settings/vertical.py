@@ -382,7 +382,9 @@ def parties_of(
     """
     data, columns, files = run.data, run.columns, files or PrivateData()
     common: dict[str, Any] = {
-        name: getattr(data, name) for name in ("test_fraction", "test_rows", "validation")
+        "test_fraction": data.test_share,
+        "test_rows": data.test_rows,
+        "validation": data.validation,
     }
     common["seed"] = run.seed
     if columns.files:
