@@ -186,6 +186,7 @@ def summarize(
         warnings=list(warnings),
         diverged=divergence(plan, fed, final, names),
         private_rows=run.data.own,
+        natural=run.data.own or run.data.partition == "natural",
         validation=run.data.validation,
         fedloom=__version__,
     )
