@@ -109,7 +109,7 @@ def clients_of_comparison(found: Comparison, runs: Sequence[Run]) -> PageSection
     means = fmt.together([f"{s.label} {fmt.metric(s.values.mean(), share)}" for s in series])
     alt = f"{title} of each client by method; the means are {means}."
     many = len({run.summary.seed for run in runs}) > 1
-    caption = f"{fmt.capital(found.measured)}. Clients are sorted by {first.summary.name}."
+    caption = f"{fmt.capital(found.measured_in)}. Clients are sorted by {first.summary.name}."
     caption += " Other seeds have other partitions." if many else ""
     section = _section(first, order, series, alt, caption, f", seed {seed}" if many else "")
     rows = [

@@ -132,7 +132,7 @@ def _lead(found: Comparison) -> str:
         return f"{m.name} {fmt.spread(accuracy.mean, deviation, main.share)}"
 
     title = fmt.capital(main.noun)
-    where = "on the test rows" if found.joint else found.measured.removeprefix(f"{main.noun} ")
+    where = found.measured_in.removeprefix(f"{main.noun} ")
     if len(ordered) <= BANDS:
         text = f"{title} {where}: {fmt.together([reached(m) for m in ordered])}"
     else:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.experiment.run.compare import compare, remarks, shared_metrics
+from fedloom.experiment.run.compare import compare, remarks
 from fedloom.experiment.run.fairness import unequal
-from fedloom.experiment.run.result import Comparison
+from fedloom.experiment.run.result import Comparison, shared_metrics
 from fedloom.report import formatting as fmt
 from fedloom.report.read import Run
 

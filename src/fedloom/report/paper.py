@@ -121,7 +121,7 @@ def _interval(mean: float, per_seed: Sequence[float], score: Score) -> str:
 
 def _caption(found: Comparison, score: Score) -> str:
     seeds = max(len(m.seeds) for m in found.methods)
-    what = "Scores of the joint prediction" if found.joint else fmt.capital(found.measured)
+    what = "Scores of the joint prediction" if found.joint else fmt.capital(found.measured_in)
     spread = f", mean $\\pm$ s.d.\\ over {seeds} seeds" if seeds > 1 else ", one seed"
     pair = "difference on the same data and seed" + (
         " with its 95\\,\\% interval" if seeds > 1 else ""

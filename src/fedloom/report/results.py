@@ -54,7 +54,7 @@ def verdict(found: Comparison) -> Verdict | None:
     mean, ends = float(np.mean(lead)), confidence_interval(lead, score.largest)
     gain = fmt.difference(mean, score.share)
     by = f"{first.name} lower by {gain} than" if score.lower else f"{first.name} {gain} over"
-    by = f"{by if any(lead) else f'{first.name} level with'} {second.name} in {found.measured}"
+    by = f"{by if any(lead) else f'{first.name} level with'} {second.name} in {found.measured_in}"
     unfair = f"Not an equal comparison ({'; '.join(found.unequal)}): " if found.unequal else ""
     if ends is None:
         return Verdict(first.name, f"{unfair}{by}, 1 seed: too few to rule out chance", False)

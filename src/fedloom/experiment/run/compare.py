@@ -1,7 +1,6 @@
 """Compares several methods and seeds on identical splits, by paired differences."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from fedloom.core.errors import ConfigError, MethodError, TrainingDiverged
 from fedloom.core.statistics import confidence_interval
 from fedloom.experiment.config.run import Experiment, folder_name
 from fedloom.experiment.run.execute import RunResult, Status, execute
+from fedloom.experiment.run.fairness import HINT, unequal
 from fedloom.experiment.run.fairness import remarks as fairness_remarks
-from fedloom.experiment.run.fairness import unequal
 from fedloom.experiment.run.lockstep import execute_lots
 from fedloom.experiment.run.metrics import MAIN_MODE, SCORES, Metric
 from fedloom.experiment.run.record import write_json
@@ -28,6 +27,7 @@ from fedloom.experiment.run.result import (
     SoloOverSeeds,
     Spread,
     Traffic,
+    shared_metrics,
 )
 from fedloom.experiment.run.tuning import TUNING, tuned
 
@@ -91,7 +91,8 @@ def execute_all(
             f"every run diverged or failed; the first: {results[0].summary['diverged']}"
         )
     content = summarize(experiment.title, results, failed)
-    content["remarks"] = [*remarked, *content["remarks"]]
+    made = [text for text in content["remarks"] if not remarked or HINT not in text]
+    content["remarks"] = [*remarked, *made]
     if folder is not None:
         write_json(folder / "comparison.json", content)
     return content
@@ -258,28 +259,6 @@ def remarks(summaries: Sequence[RunSummary]) -> list[str]:
         if len(each) > 1
     ]
     return made
-
-
-def shared_metrics(summaries: Sequence[RunSummary]) -> list[Metric]:
-    """The metrics that all runs have, the main one first: what a comparison, its tables and the
-    tuning of rates compare methods by.
-
-    If a method has evaluation modes, or the clients are natural owners, this is the accuracy on own
-    rows of each method in its main mode: `MAIN_MODE`, or the mode itself if all have one.
-    Otherwise it is the accuracy on the global test set or, in the vertical setting, of the joint
-    prediction.
-    """
-    found = [
-        metric for metric in summaries[0].compared if all(metric in s.compared for s in summaries)
-    ]
-    on_test, on_own = summaries[0].on_test, summaries[0].on_own
-    # evaluation modes are on other rows
-    if on_own not in found and any(on_own in s.compared for s in summaries):
-        return [on_test]
-    main, used = on_test if on_test in found else found[0], {s.used for s in summaries}
-    if any((s.eval_modes or s.natural) and not s.scores for s in summaries):
-        main = used.pop() if len(used) == 1 else replace(on_own, mode=MAIN_MODE)
-    return [main, *(metric for metric in found if metric != main)]
 
 
 def _evaluated(groups: Mapping[str, Sequence[RunSummary]], main: Metric) -> list[str]:

@@ -201,11 +201,11 @@ for training clients where others are unseen.
 class RunSummary(FileSchema):
     """The content of `result.json`. Standard deviations are population ones, over clients.
 
-    `local_steps` is the mean number of local optimizer steps of a training client, None where it is
-    unknown; `training_rows` the number of own rows of all clients that train; `natural` says whether clients
-    are the owners of their rows; `diverged` says why
-    no model of the run is usable, "" if one is. A run in progress has no hashes. `client_scores`
-    are for the horizontal setting: AUC, balanced accuracy, loss (in nats) and calibration error of
+    `entry` is its table in `[compare]`; `local_steps` the mean number of local optimizer steps of a
+    training client, None where it is unknown; `training_rows` the number of own rows of all clients
+    that train; `natural` says whether clients are the owners of their rows; `diverged` says why no
+    model of the run is usable, "" if one is. A run in progress has no hashes. `client_scores` are
+    for the horizontal setting: AUC, balanced accuracy, loss (in nats) and calibration error of
     each client, on the global test set and on `own` rows. `scores`, `alone` and `attacks` are for
     the vertical setting. Where the label is a number (`task`), `rmse` and `own_rmse` take the place
     of accuracies, in the unit of the column `label`, also in `eval_modes` and chance levels;
@@ -217,6 +217,7 @@ class RunSummary(FileSchema):
     title: str
     paper: str = ""
     preset: str
+    entry: dict[str, Any] = {}
     params: dict[str, Any] = {}
     local: dict[str, Any] = {}
     seed: int
@@ -382,6 +383,28 @@ class RunSummary(FileSchema):
     def most_frequent(self, metric: Metric) -> str:
         """The prediction of `chance_of`, as text."""
         return metrics.most_frequent(metric, self.own is not None)
+
+
+def shared_metrics(summaries: Sequence[RunSummary]) -> list[Metric]:
+    """The metrics that all runs have, the main one first: what a comparison, its tables and the
+    tuning of rates compare methods by.
+
+    If a method has evaluation modes, or the clients are natural owners, this is the accuracy on own
+    rows of each method in its main mode: `MAIN_MODE`, or the mode itself if all have one.
+    Otherwise it is the accuracy on the global test set or, in the vertical setting, of the joint
+    prediction.
+    """
+    found = [
+        metric for metric in summaries[0].compared if all(metric in s.compared for s in summaries)
+    ]
+    on_test, on_own = summaries[0].on_test, summaries[0].on_own
+    # evaluation modes are on other rows
+    if on_own not in found and any(on_own in s.compared for s in summaries):
+        return [on_test]
+    main, used = on_test if on_test in found else found[0], {s.used for s in summaries}
+    if any((s.eval_modes or s.natural) and not s.scores for s in summaries):
+        main = used.pop() if len(used) == 1 else replace(on_own, mode=MAIN_MODE)
+    return [main, *(metric for metric in found if metric != main)]
 
 
 def over_clients(
@@ -679,10 +702,14 @@ class Comparison(FileSchema):
     @property
     def measured(self) -> str:
         """The main metric, its rows and its mode, as text: `accuracy on own class mix, tuned`."""
-        if self.joint:
-            return f"{self.metric.noun} of the joint prediction on the test rows"
+        rows = "on the test rows" if self.joint else self.describe(self.metric)
+        return f"{self.metric.noun} {rows}"
+
+    @property
+    def measured_in(self) -> str:
+        """`measured`, and the main mode of each method where these differ."""
         modes = "; ".join(f"{', '.join(names)}: {mode}" for mode, names in self.by_mode.items())
-        return f"{self.metric.noun} {self.describe(self.metric)}" + (f" ({modes})" if modes else "")
+        return f"{self.measured} ({modes})" if modes else self.measured
 
     @property
     def for_everybody(self) -> list[PairedDifference]:
