@@ -54,15 +54,15 @@ def _first(summaries: Sequence[RunSummary]) -> dict[str, RunSummary]:
 
 
 def _equal_steps(first: Mapping[str, RunSummary]) -> list[str]:
-    """The rounds that give all methods as many local steps as the first, if they differ."""
+    """The rounds that give all methods as many local steps as the first, or as the longest round of
+    a method, if they differ.
+    """
     counted = {name: s for name, s in first.items() if s.local_steps}
     if len(counted) < 2 or not _steps(counted):
         return []
-    wanted = next(iter(counted.values())).local_steps or 0.0
-    rounds = {
-        name: max(1, round(wanted * s.rounds / (s.local_steps or 1.0)))
-        for name, s in counted.items()
-    }
+    each = {name: (s.local_steps or 1.0) / max(1, s.rounds) for name, s in counted.items()}
+    wanted = max(next(iter(counted.values())).local_steps or 0.0, *each.values())
+    rounds = {name: max(1, round(wanted / steps)) for name, steps in each.items()}
     entries = ", ".join(
         _toml({**(s.entry or {"method": s.method}), "rounds": rounds[name]})
         for name, s in counted.items()

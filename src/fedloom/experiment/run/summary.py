@@ -105,10 +105,12 @@ def pretrained(plan: RunPlan) -> PretrainedUsed | None:
 
 def _entry(run: RunConfig) -> dict[str, Any]:
     """The run's table in `[compare]`, as it was given."""
-    own = {"name": run.name, "preset": run.preset, "params": run.params}
-    usual = {"name": ("", run.model_copy(update={"name": ""}).label)}
-    usual |= {"preset": (RunConfig().preset,), "params": ({},)}
-    return {"method": run.method, **{k: v for k, v in own.items() if v not in usual[k]}}
+    own = {
+        "name": "" if run.name == run.model_copy(update={"name": ""}).label else run.name,
+        "preset": "" if run.preset == RunConfig().preset else run.preset,
+        "params": run.params,
+    }
+    return {"method": run.method, **{key: value for key, value in own.items() if value}}
 
 
 def _training(plan: RunPlan, rounds: int) -> dict[str, Any]:
