@@ -404,8 +404,7 @@ class CompareResult(dict[str, Any]):
         differences = {d.other: d for d in found.differences}
         rows = []
         for m in found.methods:
-            one = m.of(found.metric)
-            assert one is not None
+            one = found.values(found.metric)[m.name]
             d = differences.get(m.name)
             low, high = (None, None) if d is None or d.interval is None else d.interval
             lead = {"difference": None if d is None else d.mean, "low": low, "high": high}

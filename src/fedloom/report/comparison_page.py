@@ -122,7 +122,7 @@ def _lead(found: Comparison) -> str:
     over = "seeds" if found.several_seeds else "" if found.joint else "clients"
     main = found.on_test if found.joint else found.metric
     sign = -1 if main.lower_is_better else 1
-    values = {m.name: one for m in found.methods if (one := m.of(main))}
+    values = found.values(main)
     having = [m for m in found.methods if m.name in values]
     ordered = sorted(having, key=lambda m: -sign * values[m.name].mean)
 

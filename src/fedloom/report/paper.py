@@ -63,7 +63,7 @@ def latex(found: Comparison) -> str:
     score = metrics(found)[found.metric]
     unit = r" (\%)" if score.share else ""
     differences = {d.other: d for d in found.differences}
-    values = {m.name: one for m in found.methods if (one := m.of(found.metric))}
+    values = found.values(found.metric)
     means = [one.mean for one in values.values()]
     best = min(means) if score.lower else max(means)
     lines = []

@@ -37,7 +37,7 @@ def learning(rows: Sequence[Sequence[Any]], s: RunSummary) -> Figure:
 
 def methods(found: Comparison) -> Figure:
     """The mean of the main metric of each method, with ± one standard deviation over seeds."""
-    values = {m.name: one for m in found.methods if (one := m.of(found.metric))}
+    values = found.values(found.metric)
     figure, axes = pictures.axes()
     for number, one in enumerate(values.values()):
         axes.errorbar(
@@ -54,11 +54,10 @@ def methods(found: Comparison) -> Figure:
 
 def comparison_card(found: Comparison, verdict: str) -> str:
     """The verdict, a row for each method, and what the differences support, as HTML."""
-    score = metrics(found)[found.metric]
+    score, values = metrics(found)[found.metric], found.values(found.metric)
     rows = []
     for m in found.methods:
-        one = m.of(found.metric)
-        assert one is not None
+        one = values[m.name]
         shown = fmt.spread(one.mean, one.std_over_seeds, score.share)
         rows.append(
             [m.name, shown, str(len(m.seeds)), fmt.size(m.bytes.sent), fmt.duration(m.seconds)]

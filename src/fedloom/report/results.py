@@ -8,7 +8,7 @@ import numpy as np
 
 from fedloom.core.statistics import confidence_interval
 from fedloom.experiment.run.metrics import SCORES, Metric, Score, shown_metrics
-from fedloom.experiment.run.result import Comparison, MethodSummary, PairedDifference
+from fedloom.experiment.run.result import Comparison, PairedDifference
 from fedloom.report import formatting as fmt
 from fedloom.report.formatting import NONE
 from fedloom.report.page import PageCell, PageTable, cells
@@ -43,7 +43,7 @@ class Verdict:
 
 def verdict(found: Comparison) -> Verdict | None:
     """The verdict on the main metric; None if no two methods have a seed in common."""
-    score, ranked = metrics(found)[found.metric], ranking(found)
+    score, ranked = metrics(found)[found.metric], found.ranking
     if len(ranked) < 2:
         return None
     first, second = ranked[:2]
@@ -64,35 +64,11 @@ def verdict(found: Comparison) -> Verdict | None:
     return Verdict(first.name, text, ends[0] > 0 and not unfair)
 
 
-def ranking(found: Comparison) -> list[MethodSummary]:
-    """The methods with the main metric, the best first: by their means or, if some lack a seed, by
-    their differences on the seeds that all have.
-    """
-    sign = 1 if metrics(found)[found.metric].lower else -1
-    values = {m.name: one.mean for m in found.methods if (one := m.of(found.metric))}
-    having, below = [m for m in found.methods if m.name in values], _below(found)
-    common = set.intersection(*({*below.get(m.name, ())} for m in having)) if having else set()
-    if common and any({*m.seeds} != common for m in having):
-        values = {m.name: -sum(below[m.name][seed] for seed in common) for m in having}
-    return sorted(having, key=lambda m: values[m.name] * sign)
-
-
-def _below(found: Comparison) -> dict[str, dict[int, float]]:
-    """The reference minus each method, by seed."""
-    seeds = {m.name: m.seeds for m in found.methods}
-    below = {found.reference: dict.fromkeys(seeds[found.reference], 0.0)}
-    for d in found.differences:
-        common = [seed for seed in seeds[found.reference] if seed in seeds[d.other]]
-        below[d.other] = dict(zip(common, d.per_seed, strict=True))
-    return below
-
-
 def _paired(found: Comparison, first: str, second: str) -> list[float]:
     """The first method minus the second on their common seeds, from the differences to the
     reference.
     """
-    below = _below(found)
-    a, b = below.get(first, {}), below.get(second, {})
+    a, b = found.below.get(first, {}), found.below.get(second, {})
     return [b[seed] - a[seed] for seed in a if seed in b]
 
 
@@ -137,10 +113,7 @@ def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:
     columns += ["Seeds"] if seeds else []
     directions = ["up", "down", *(["across"] if any(m.bytes.across for m in methods) else [])]
     columns += [*(f"Sent {direction}" for direction in directions), "Time", "Failures"]
-    best = {
-        name: _best(name, [one.mean for m in methods if (one := m.of(name)) is not None])
-        for name in titles
-    }
+    best = {name: _best(name, [one.mean for one in found.values(name).values()]) for name in titles}
     rows = []
     for number, m in enumerate(methods):
         row = [PageCell(m.name, title=m.method, key=series_style(number).key("").sample)]

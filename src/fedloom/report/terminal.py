@@ -139,9 +139,9 @@ def line(content: Mapping[str, Any]) -> str:
     """
     found = Comparison(**content)
     best, score = verdict(found), metrics(found)[found.metric]
-    values = {m.name: one.mean for m in found.methods if (one := m.of(found.metric))}
+    values = found.values(found.metric)
     texts = [
-        f"{name}: {found.metric} {_plain(fmt.metric(value, score.share))}"
+        f"{name}: {found.metric} {_plain(fmt.metric(value.mean, score.share))}"
         for name, value in values.items()
     ]
     return _plain(best.text) if best else "; ".join(texts)

@@ -711,6 +711,33 @@ class Comparison(FileSchema):
         modes = "; ".join(f"{', '.join(names)}: {mode}" for mode, names in self.by_mode.items())
         return f"{self.measured} ({modes})" if modes else self.measured
 
+    def values(self, metric: Metric) -> dict[str, SeedSpread]:
+        """The value of a metric by the name of each method that has it."""
+        return {m.name: one for m in self.methods if (one := m.of(metric)) is not None}
+
+    @property
+    def below(self) -> dict[str, dict[int, float]]:
+        """The reference minus each method in the main metric, by seed."""
+        seeds = {m.name: m.seeds for m in self.methods}
+        found = {self.reference: dict.fromkeys(seeds[self.reference], 0.0)}
+        for d in self.differences:
+            common = [seed for seed in seeds[self.reference] if seed in seeds[d.other]]
+            found[d.other] = dict(zip(common, d.per_seed, strict=True))
+        return found
+
+    @property
+    def ranking(self) -> list[MethodSummary]:
+        """The methods with the main metric, the best first: by their means or, if some lack a seed,
+        by their differences on the seeds that all have.
+        """
+        sign = 1 if self.metric.lower_is_better else -1
+        values = {name: one.mean for name, one in self.values(self.metric).items()}
+        having, below = [m for m in self.methods if m.name in values], self.below
+        common = set.intersection(*({*below.get(m.name, ())} for m in having)) if having else set()
+        if common and any({*m.seeds} != common for m in having):
+            values = {m.name: -sum(below[m.name][seed] for seed in common) for m in having}
+        return sorted(having, key=lambda m: values[m.name] * sign)
+
     @property
     def for_everybody(self) -> list[PairedDifference]:
         """The differences on rows of everybody, where own rows lead."""
