@@ -404,13 +404,14 @@ class CompareResult(dict[str, Any]):
         differences = {d.other: d for d in found.differences}
         rows = []
         for m in found.methods:
-            one = (m.scores if found.joint else m.accuracies)[found.metric]
+            one = found.values(found.metric)[m.name]
             d = differences.get(m.name)
             low, high = (None, None) if d is None or d.interval is None else d.interval
             lead = {"difference": None if d is None else d.mean, "low": low, "high": high}
             costs = {"sent": m.bytes.sent, "received": m.bytes.down, "seconds": m.seconds}
             row = {
                 "method": m.name,
+                **({"mode": m.mode} if found.by_mode else {}),
                 str(found.metric): one.mean,
                 "s.d.": one.std_over_seeds,
                 "seeds": len(m.seeds),

@@ -200,8 +200,10 @@ def test_a_comparison_leads_with_an_evaluation_mode_that_all_have(page: str) -> 
         == ring.summary["eval_modes"]["tuned"]["mean"]
     )
     mixed = summarize("", [ring, local])
-    assert mixed["metric"] == "accuracy" and set(mixed["further"]) == {"own accuracy"}
-    (own,) = mixed["further"]["own accuracy"]
-    assert own["mean"] == pytest.approx(
-        ring.summary["own_accuracy"]["mean"] - local.summary["own_accuracy"]["mean"]
-    )
+    assert mixed["metric"] == "own accuracy main mode"
+    assert [m["mode"] for m in mixed["methods"]] == ["tuned", ""]
+    assert set(mixed["further"]) == {"own accuracy", "accuracy"}
+    (lead,), (own,) = mixed["differences"], mixed["further"]["own accuracy"]
+    alone = local.summary["own_accuracy"]["mean"]
+    assert lead["mean"] == pytest.approx(ring.summary["eval_modes"]["tuned"]["mean"] - alone)
+    assert own["mean"] == pytest.approx(ring.summary["own_accuracy"]["mean"] - alone)

@@ -82,8 +82,9 @@ def test_epochs_count_as_the_steps_that_they_take(tmp_path: Path) -> None:
     assert any(
         text.startswith("batch sizes differ: fedal 32, mine 128") for text in found["remarks"]
     )
-    # its method's name would not be found
-    assert '{ method = "mine.py", rounds = ' in found["remarks"][0]
+    # its method's name would not be found, nor its file without the folder
+    page = tmp_path / "mine.py"
+    assert f'{{ method = "{page}", params = {{ epochs = 20 }}, rounds = 1 }}' in found["remarks"][0]
 
 
 def test_other_networks_and_lone_settings_are_named() -> None:

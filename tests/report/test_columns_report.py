@@ -476,8 +476,8 @@ def test_a_comparison_of_two_seeds(tmp_path: Path) -> None:
     assert "0.750 ± 0.177" in text and "0.375 ± 0.177" in text and "; preset recommended" in text
     # The differences to split are 0 and 0.125: of the log-loss 0 and -0.125.
     assert (
-        "Over two seeds, proto-evfl is on average 6.2 points above split, but the 95 % interval"
-        in text
+        "Over two seeds, proto-evfl is on average 6.2 points above split in accuracy on the test "
+        "rows, but the 95 % interval" in text
     )
     assert (
         "Log-loss of the first minus the other, on the same data and seed; lower is better" in text
@@ -497,7 +497,8 @@ def test_one_seed_claims_nothing(tmp_path: Path) -> None:
         written(write_comparison(tmp_path / "c", {"proto-evfl": [0.75], "split": [0.5]}))
     ).text
     assert (
-        "proto-evfl is 25.0 points above split in the one seed." in text
+        "proto-evfl is 25.0 points above split in accuracy on the test rows in the one seed."
+        in text
         and results.ONE_SEED in text
     )
     assert "s.d. over seeds" not in text and "95 %" not in text
@@ -517,7 +518,10 @@ def test_runs_made_one_by_one_are_paired(tmp_path: Path) -> None:
         write_columns(tmp_path / "b", name="split", accuracy=0.5, alone=False),
     ]
     text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
-    assert "proto-evfl is 25.0 points above split in the one seed." in text
+    assert (
+        "proto-evfl is 25.0 points above split in accuracy on the test rows in the one seed."
+        in text
+    )
     runs[1] = write_columns(tmp_path / "c", name="split", dataset="adult")
     text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
     assert "The runs cannot be paired" in text and "Paired differences" not in text

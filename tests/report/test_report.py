@@ -448,7 +448,10 @@ def test_a_comparison_with_one_seed_claims_nothing(tmp_path: Path) -> None:
         "Accuracy on the global test set: fedal 75.0 % ± 10.2 and local 50.0 % ± 10.2 (s.d. over "
         "clients)" in text
     )
-    assert "fedal is 25.0 points above local in the one seed, and better at 3 of 3 clients." in text
+    assert (
+        "fedal is 25.0 points above local in accuracy on the global test set in the one seed, and "
+        "better at 3 of 3 clients." in text
+    )
     assert results.ONE_SEED in text
     assert "s.d. over seeds" not in text and "95 %" not in text
     assert "+25.0" in text and "3/3" in text and "local (sends nothing)" in text
@@ -516,8 +519,8 @@ def test_runs_made_one_by_one_are_paired(tmp_path: Path) -> None:
     out = report.write_many([a, b], tmp_path / "many.html")
     reader = checked(out.read_text(encoding="utf-8"))
     assert (
-        "fedal is 18.8 points above fedmd in the one seed, and better at 1 of 2 clients."
-        in reader.text
+        "fedal is 18.8 points above fedmd in accuracy on the global test set in the one seed, and "
+        "better at 1 of 2 clients." in reader.text
     )
     assert reader.links == ["x/b/report.html"]
 
@@ -622,7 +625,10 @@ def test_the_verdict_names_the_best_its_lead_and_the_interval(tmp_path: Path) ->
     """
     best = _verdict(tmp_path / "a", {"fedal": (0.5, 0.525, 0.55), "local": (0.4, 0.4, 0.4)})
     assert best == results.Verdict(
-        "fedal", f"fedal +12.5 over local, 95{fmt.NBSP}% +6.3 to +18.7, 3 seeds", True
+        "fedal",
+        "fedal +12.5 over local in accuracy on the global test set, "
+        f"95{fmt.NBSP}% +6.3 to +18.7, 3 seeds",
+        True,
     )
     turned = _verdict(tmp_path / "b", {"local": (0.4, 0.4, 0.4), "fedal": (0.5, 0.525, 0.55)})
     assert turned == best  # whichever is the reference
@@ -636,12 +642,15 @@ def test_the_verdict_is_open_if_the_interval_contains_0_or_there_is_one_seed(
     near = _verdict(tmp_path / "a", {"fedal": (0.5, 0.25, 0.5), "local": (0.25, 0.5, 0.25)})
     assert (
         near is not None
-        and near.text.startswith("No clear winner: fedal +8.3 over local, 95")
+        and near.text.startswith("No clear winner: fedal +8.3 over local in accuracy on the g")
         and not near.decided
     )
     one = _verdict(tmp_path / "b", {"fedal": (0.5,), "local": (0.25,)})
     assert one == results.Verdict(
-        "fedal", "fedal +25.0 over local, 1 seed: too few to rule out chance", False
+        "fedal",
+        "fedal +25.0 over local in accuracy on the global test set, 1 seed: too few to rule out "
+        "chance",
+        False,
     )
     level = _verdict(tmp_path / "c", {"fedal": (0.5, 0.5), "local": (0.5, 0.5)})
     assert level is not None and level.text.startswith("No clear winner: ") and not level.decided
@@ -850,14 +859,19 @@ def test_a_comparison_of_personal_methods(tmp_path: Path) -> None:
     assert "Mixing weights" in text and "Overlap at equal weights" in text
 
 
-def test_an_evaluation_mode_leads_only_if_all_methods_have_it(tmp_path: Path) -> None:
+def test_each_method_leads_with_its_main_mode_and_global_rows_have_their_question(
+    tmp_path: Path,
+) -> None:
     runs = [
         write_run(tmp_path / "a", tuned=True),
         write_run(tmp_path / "b", name="local", accuracy=[0.5, 0.5, 0.5]),
     ]
     text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
-    assert "Accuracy on the global test set: fedal" in text
-    assert "On own class mix: accuracy of the first minus the other" in text
+    assert (
+        "Accuracy on own class mix, each in its main mode (fedal: tuned; local: unadapted): "
+        "fedal 56.2" in text
+    )
+    assert f"{results.EVERYBODY} On the global test set: accuracy of the first minus" in text
 
 
 def test_values_of_tables_have_no_powers_of_ten_where_people_write_none() -> None:

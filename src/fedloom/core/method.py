@@ -121,8 +121,8 @@ class MethodConfig(BaseModel):
 
         What a page defines anew if its method differs has these defaults:
 
-        >>> cfg.min_rounds, cfg.eval_modes, cfg.guarantees, cfg.promises, cfg.warnings
-        (0, (), (), False, {})
+        >>> cfg.min_rounds, cfg.rates, cfg.eval_modes, cfg.guarantees, cfg.promises, cfg.warnings
+        (0, (), (), (), False, {})
         >>> cfg.exchanges, cfg.rows_add_up, cfg.sums_stand_alone
         (True, True, False)
         >>> cfg.server_reads_public, cfg.keeps_batch_statistics
@@ -165,6 +165,13 @@ class MethodConfig(BaseModel):
         if not isinstance(epochs, int) or not isinstance(size, int) or size < 1:
             return self.iterations_per_round
         return epochs * max(1, -(-rows // size))
+
+    @property
+    def rates(self) -> tuple[str, ...]:
+        """The settings with the learning rate of clients, which a comparison with `--tune` scales
+        together; () for a method without a rate. The default is `lr`, or `rate` of boosted trees.
+        """
+        return tuple(name for name in ("lr", "rate") if name in type(self).model_fields)
 
     @property
     def eval_modes(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from fedloom.experiment.run.metrics import Metric
+from fedloom.experiment.run.metrics import Metric, own_rows_of
 from fedloom.experiment.run.result import Comparison
 from fedloom.report import formatting as fmt
 from fedloom.report import heatmaps, plots
@@ -32,12 +32,12 @@ def clients_of_run(run: Run) -> PageSection:
     if s.own:
         series.append(
             Dots(
-                "own class mix" if s.task == "classes" else "own test rows",
+                s.mine,
                 s.own.over(s.clients)[order],
                 HOLLOW,
             )
         )
-        if s.task == "classes":
+        if s.mine == own_rows_of(False):
             caption += (
                 " The own class mix weights test rows by the classes of a client's training rows."
             )
@@ -70,7 +70,7 @@ def _by_eval_mode(run: Run) -> PageSection:
     worse = int((sign * (after - before) < 0).sum())
     mine = (
         "test rows in {} client's own class mix"
-        if s.task == "classes"
+        if s.mine == own_rows_of(False)
         else "{} client's own test rows"
     )
     caption = (
@@ -99,17 +99,17 @@ def clients_of_comparison(found: Comparison, runs: Sequence[Run]) -> PageSection
     series = [
         Dots(
             method.name,
-            same[method.name].summary.accuracies[found.metric].over(number)[order],
+            each.over(number)[order],
             series_style(n),
         )
         for n, method in enumerate(found.methods)
-        if method.name in same
+        if method.name in same and (each := same[method.name].summary.of(found.metric))
     ]
     share, title = found.metric.share, fmt.capital(found.metric.noun)
     means = fmt.together([f"{s.label} {fmt.metric(s.values.mean(), share)}" for s in series])
     alt = f"{title} of each client by method; the means are {means}."
     many = len({run.summary.seed for run in runs}) > 1
-    caption = f"{title} {found.describe(found.metric)}. Clients are sorted by {first.summary.name}."
+    caption = f"{fmt.capital(found.measured_in)}. Clients are sorted by {first.summary.name}."
     caption += " Other seeds have other partitions." if many else ""
     section = _section(first, order, series, alt, caption, f", seed {seed}" if many else "")
     rows = [
@@ -193,7 +193,9 @@ def _section(
 
 def _order(run: Run, metric: Metric | None = None) -> np.ndarray:
     """(n,) the clients with a metric, by default the main one, from the best to the worst."""
-    each = run.summary.accuracies[metric or run.summary.main].over(run.summary.clients)
+    found = run.summary.of(metric or run.summary.main)
+    assert found is not None
+    each = found.over(run.summary.clients)
     sign = -1 if (metric or run.summary.main).lower_is_better else 1
     return np.argsort(-sign * each, kind="stable")[: np.isfinite(each).sum()]
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from fedloom.experiment.run.metrics import SCORES, Metric, Score, shown_metrics
+from fedloom.experiment.run.metrics import MAIN_MODE, SCORES, Metric, Score, shown_metrics
 from fedloom.experiment.run.result import Comparison, MethodSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import mixing, plots, unseen, vertical
@@ -26,7 +26,7 @@ from fedloom.report.read import Run
 from fedloom.report.results import (
     LOWER,
     ONE_SEED,
-    conclusion,
+    conclusions,
     difference_tables,
     methods_table,
     metrics,
@@ -122,15 +122,17 @@ def _lead(found: Comparison) -> str:
     over = "seeds" if found.several_seeds else "" if found.joint else "clients"
     main = found.on_test if found.joint else found.metric
     sign = -1 if main.lower_is_better else 1
-    ordered = sorted(found.methods, key=lambda m: -sign * m.accuracies[main].mean)
+    values = found.values(main)
+    having = [m for m in found.methods if m.name in values]
+    ordered = sorted(having, key=lambda m: -sign * values[m.name].mean)
 
     def reached(m: MethodSummary) -> str:
-        accuracy = m.accuracies[main]
+        accuracy = values[m.name]
         deviation = getattr(accuracy, f"std_over_{over}") if over else None
         return f"{m.name} {fmt.spread(accuracy.mean, deviation, main.share)}"
 
     title = fmt.capital(main.noun)
-    where = "on the test rows" if found.joint else found.describe(main)
+    where = found.measured_in.removeprefix(f"{main.noun} ")
     if len(ordered) <= BANDS:
         text = f"{title} {where}: {fmt.together([reached(m) for m in ordered])}"
     else:
@@ -160,7 +162,7 @@ def _differences(found: Comparison) -> PageSection:
         if name == found.metric or name in found.further
     ]
     main = f"{scores[0].title}: " if len(scores) > 1 else ""
-    points = [main + conclusion(d, scores[0].share) for d in found.differences]
+    points = [main + text for text in conclusions(found)]
     points += [] if any(len(d.per_seed) > 1 for d in found.differences) else [ONE_SEED]
     titles = [score.title if found.joint else found.metric.noun for score in scores if score.lower]
     lower = dict.fromkeys(title if title[:2].isupper() else title.lower() for title in titles)
@@ -220,7 +222,7 @@ def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> PageSect
         having = [
             (number, own)
             for number, own in groups
-            if all(len(_series(run, score)[0]) for run in own)
+            if all(len(_series(run, name, score)[0]) for run in own)
         ]
         curves = [_curve(own, number, name, score) for number, own in having]
         if curves:
@@ -289,13 +291,19 @@ def curves(found: Comparison, runs: Sequence[Run], metric: Metric, score: Score)
     having = [
         (number, own)
         for number, own in enumerate(named)
-        if own and all(len(_series(r, score)[0]) for r in own)
+        if own and all(len(_series(r, metric, score)[0]) for r in own)
     ]
     return [_curve(own, number, metric, score) for number, own in having]
 
 
-def _series(run: Run, score: Score) -> tuple[np.ndarray, np.ndarray]:
-    return run.curve(score.column, run.last)
+def _series(run: Run, metric: Metric, score: Score) -> tuple[np.ndarray, np.ndarray]:
+    s = run.summary
+    column = score.column if s.scores else s.called(metric).mean
+    if metric.mode != MAIN_MODE or s.eval_modes or not s.unseen:
+        return run.curve(column, run.last)
+    name = str(s.called(metric))  # of the clients that a mode is of, of a method without one
+    found = [run.curve(name, run.last, run.names[i]) for i in s.unseen]
+    return found[0][0], np.mean([y for _, y in found], axis=0)
 
 
 def _curve(runs: Sequence[Run], number: int, metric: Metric, score: Score) -> Line:
@@ -303,14 +311,14 @@ def _curve(runs: Sequence[Run], number: int, metric: Metric, score: Score) -> Li
     the deviation over seeds or, with one seed, over clients.
     """
     first = runs[0]
-    s, curves = first.summary, [_series(run, score) for run in runs]
+    s, curves = first.summary, [_series(run, metric, score) for run in runs]
     points = min(len(x) for x, _ in curves)
     y = np.stack([y[:points] for _, y in curves])
     x, band = curves[0][0][:points], y.std(0, ddof=1) if len(y) > 1 else None
     if s.scores:
         x = x * (s.rounds / max(1, s.iterations))
     elif band is None:
-        band = first.curve(metric.std, first.last)[1]
+        band = first.curve(s.called(metric).std, first.last)[1]
     return Line(s.name, x, y.mean(0), series_style(number), band)
 
 
@@ -329,7 +337,7 @@ def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> PageSection:
         names = [main, own, *(metric for metric in every if metric not in (main, own))]
         prepared = [fmt.capital(runs[0].summary.describe(metric)) for metric in names[2:]]
         title = fmt.capital(main.noun)
-        columns = [title, "On own class mix", *prepared, "Agreement"]
+        columns = [title, f"On {found.mine}", *prepared, "Agreement"]
         caption = f"{title} ± s.d. over clients"
     rows = []
     for run in runs:

@@ -8,8 +8,7 @@ from dataclasses import replace
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment.run.compare import compare, remarks
 from fedloom.experiment.run.fairness import unequal
-from fedloom.experiment.run.metrics import GLOBAL
-from fedloom.experiment.run.result import Comparison
+from fedloom.experiment.run.result import Comparison, shared_metrics
 from fedloom.report import formatting as fmt
 from fedloom.report.read import Run
 
@@ -73,13 +72,16 @@ def _compared(runs: Sequence[Run]) -> tuple[Comparison, str]:
         problem = str(error)
     unseen = {(s.seed, tuple(s.unseen)) for s in summaries}
     alike = len(dict(unseen)) == len(unseen) and all(clients for _, clients in unseen)
-    alone = [compare("", [run.summary], [run.folder]) for run in runs]
+    main = shared_metrics(summaries)[0]
+    alone = [compare("", [run.summary], [run.folder], main=main) for run in runs]
     found = Comparison(
         title=title,
         reference=summaries[0].name,
         methods=[one.methods[0] for one in alone],
         unseen={str(seed): list(clients) for seed, clients in unseen} if alike else {},
-        metric=GLOBAL,
+        metric=main,
+        tested=alone[0].tested,
+        natural=all(one.natural for one in alone),
         differences=[],
         further={},
         runs=[one.runs[0] for one in alone],

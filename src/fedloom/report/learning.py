@@ -7,7 +7,14 @@ from functools import partial
 
 import numpy as np
 
-from fedloom.experiment.run.metrics import GLOBAL, SCORES, Metric, in_mode, shown_metrics
+from fedloom.experiment.run.metrics import (
+    GLOBAL,
+    SCORES,
+    Metric,
+    in_mode,
+    own_rows_of,
+    shown_metrics,
+)
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
 from fedloom.report.page import Details, Figure, PageCell, PageSection, PageTable, cells
@@ -206,14 +213,13 @@ def _own(run: Run) -> tuple[Line, list[Level], Figure]:
     where = ", at unseen clients" if s.unseen and s.own else ""
     noun = s.main.noun
     levels = [] if chance is None else [Level(f"always {s.most_frequent(s.main)}{where}", chance)]
-    mine = "own class mix" if s.task == "classes" else "own test rows"
-    title = f"on {mine}" if s.own else f"on {s.tested}, by evaluation mode"
+    title = f"on {s.mine}" if s.own else f"on {s.tested}, by evaluation mode"
     title = f"{fmt.capital(noun)} {title}"
     alt = f"Mean {noun} {s.describe(s.main)}, by iteration, {_ends(main, s.main)}."
     svg, legend = plots.chart(
         "own", alt, lines, levels, across=iteration_axis(run), form_y=form_of(s.main)
     )
-    rows = "test rows in its own class mix" if s.task == "classes" else "its own test rows"
+    rows = "its own test rows" if s.mine == own_rows_of(True) else "test rows in its own class mix"
     caption = f"Each client on {rows}, mean over clients." if s.own else ""
     return main, levels, Figure(title, svg, legend, f"{caption} {ITERATION}".strip())
 

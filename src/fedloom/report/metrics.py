@@ -20,7 +20,7 @@ skew                                        total variation between a client's c
 imbalance degree, class ratio               MID in [0, 1] and Γ of a vertical party's unaligned rows, mean over parties
 class cosine                                likewise, cosine between a party's class mix and that of all parties
 
-For a run without evaluation modes, the own accuracy stands for the tuned one and for the one after
+`own accuracy main mode` is in the first evaluation mode of the run's method. For a run without evaluation modes, the own accuracy stands for the tuned one and for the one after
 some steps. Any other metric is the last value in `metrics.csv`, or the mean over parties if the
 federation has none.
 """  # noqa: E501
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedloom.experiment.run.metrics import ATTACK, GLOBAL, OWN, SCORES, Metric, parse
+from fedloom.experiment.run.metrics import ATTACK, GLOBAL, MAIN_MODE, OWN, SCORES, Metric, parse
 from fedloom.report import formatting as fmt
 from fedloom.report.learning import bytes_sent
 from fedloom.report.read import Run
@@ -165,6 +165,8 @@ def value_of(run: Run, wanted: RunMetric) -> float | None:
 def _in_run(run: Run, metric: Metric) -> Metric:
     """The metric that a run has for it."""
     s = run.summary
+    if metric.mode == MAIN_MODE:
+        return s.called(metric)
     if (score := Metric(str(metric).casefold())) in s.scores:
         return score
     prepared = metric.own and metric.name == OWN.name and _PREPARED.fullmatch(metric.mode)

@@ -14,7 +14,7 @@ from fedloom._version import __version__
 from fedloom.core.cards import latex_escaped
 from fedloom.core.paths import write_atomically
 from fedloom.core.statistics import confidence_interval
-from fedloom.experiment.run.metrics import GLOBAL, Score
+from fedloom.experiment.run.metrics import Score
 from fedloom.experiment.run.result import Comparison
 from fedloom.experiment.run.tuning import TUNED
 from fedloom.report import formatting as fmt
@@ -63,9 +63,7 @@ def latex(found: Comparison) -> str:
     score = metrics(found)[found.metric]
     unit = r" (\%)" if score.share else ""
     differences = {d.other: d for d in found.differences}
-    values = {
-        m.name: (m.scores if found.joint else m.accuracies)[found.metric] for m in found.methods
-    }
+    values = found.values(found.metric)
     means = [one.mean for one in values.values()]
     best = min(means) if score.lower else max(means)
     lines = []
@@ -123,11 +121,7 @@ def _interval(mean: float, per_seed: Sequence[float], score: Score) -> str:
 
 def _caption(found: Comparison, score: Score) -> str:
     seeds = max(len(m.seeds) for m in found.methods)
-    what = (
-        "Scores of the joint prediction"
-        if found.joint
-        else f"{score.title} {found.describe(found.metric)}"
-    )
+    what = "Scores of the joint prediction" if found.joint else fmt.capital(found.measured_in)
     spread = f", mean $\\pm$ s.d.\\ over {seeds} seeds" if seeds > 1 else ", one seed"
     pair = "difference on the same data and seed" + (
         " with its 95\\,\\% interval" if seeds > 1 else ""
@@ -197,8 +191,10 @@ def _figure(found: Comparison, runs: Sequence[Run], path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    main = GLOBAL if found.joint else found.metric
-    score = metrics(found)[main] if found.joint else Score(main.mean, "Mean accuracy")
+    main = found.on_test if found.joint else found.metric
+    score = (
+        metrics(found)[main] if found.joint else Score(main.mean, f"Mean {main.noun}", main.share)
+    )
     lines, chance = curves(found, runs, main, score), found.chance_of(main)
     levels = [] if chance is None else [Level("chance", chance)]
     with matplotlib.rc_context({"font.size": 8, "pdf.fonttype": 42}):

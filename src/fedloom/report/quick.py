@@ -37,9 +37,7 @@ def learning(rows: Sequence[Sequence[Any]], s: RunSummary) -> Figure:
 
 def methods(found: Comparison) -> Figure:
     """The mean of the main metric of each method, with ± one standard deviation over seeds."""
-    values = {
-        m.name: (m.scores if found.joint else m.accuracies)[found.metric] for m in found.methods
-    }
+    values = found.values(found.metric)
     figure, axes = pictures.axes()
     for number, one in enumerate(values.values()):
         axes.errorbar(
@@ -47,17 +45,19 @@ def methods(found: Comparison) -> Figure:
         )
     axes.set_yticks(range(len(values)), [*values])
     axes.invert_yaxis()
-    title = metrics(found)[found.metric].title
-    axes.set(xlabel=title, title="Mean ± s.d. over seeds" if found.several_seeds else "One seed")
+    axes.set(
+        xlabel=fmt.capital(found.measured),
+        title="Mean ± s.d. over seeds" if found.several_seeds else "One seed",
+    )
     return figure
 
 
 def comparison_card(found: Comparison, verdict: str) -> str:
     """The verdict, a row for each method, and what the differences support, as HTML."""
-    score = metrics(found)[found.metric]
+    score, values = metrics(found)[found.metric], found.values(found.metric)
     rows = []
     for m in found.methods:
-        one = (m.scores if found.joint else m.accuracies)[found.metric]
+        one = values[m.name]
         shown = fmt.spread(one.mean, one.std_over_seeds, score.share)
         rows.append(
             [m.name, shown, str(len(m.seeds)), fmt.size(m.bytes.sent), fmt.duration(m.seconds)]

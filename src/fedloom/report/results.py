@@ -8,7 +8,7 @@ import numpy as np
 
 from fedloom.core.statistics import confidence_interval
 from fedloom.experiment.run.metrics import SCORES, Metric, Score, shown_metrics
-from fedloom.experiment.run.result import Comparison, MethodSummary, PairedDifference
+from fedloom.experiment.run.result import Comparison, PairedDifference
 from fedloom.report import formatting as fmt
 from fedloom.report.formatting import NONE
 from fedloom.report.page import PageCell, PageTable, cells
@@ -20,6 +20,10 @@ ONE_SEED = (
 )
 LOWER = "A lower {} is better: a difference below 0 favors the first method."
 """With the names of such scores."""
+
+
+EVERYBODY = "One model for everybody?"
+"""The question that rows of everybody answer, where own rows lead."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Verdict:
 
 def verdict(found: Comparison) -> Verdict | None:
     """The verdict on the main metric; None if no two methods have a seed in common."""
-    score, ranked = metrics(found)[found.metric], _ranked(found)
+    score, ranked = metrics(found)[found.metric], found.ranking
     if len(ranked) < 2:
         return None
     first, second = ranked[:2]
@@ -48,13 +52,9 @@ def verdict(found: Comparison) -> Verdict | None:
         return None
     lead = [-value for value in lead] if score.lower else lead
     mean, ends = float(np.mean(lead)), confidence_interval(lead, score.largest)
-    unit = "" if score.share else f" in {score.title if found.joint else found.metric.noun}"
     gain = fmt.difference(mean, score.share)
-    by = (
-        f"{first.name} lower by {gain}{unit} than {second.name}"
-        if score.lower
-        else f"{first.name} {gain}{unit} over {second.name}"
-    )
+    by = f"{first.name} lower by {gain} than" if score.lower else f"{first.name} {gain} over"
+    by = f"{by if any(lead) else f'{first.name} level with'} {second.name} in {found.measured_in}"
     unfair = f"Not an equal comparison ({'; '.join(found.unequal)}): " if found.unequal else ""
     if ends is None:
         return Verdict(first.name, f"{unfair}{by}, 1 seed: too few to rule out chance", False)
@@ -64,27 +64,11 @@ def verdict(found: Comparison) -> Verdict | None:
     return Verdict(first.name, text, ends[0] > 0 and not unfair)
 
 
-def _ranked(found: Comparison) -> list[MethodSummary]:
-    """The methods with the main metric, the best first."""
-    lower, metric = metrics(found)[found.metric].lower, found.metric
-    values = {
-        m.name: (m.scores if found.joint else m.accuracies).get(metric) for m in found.methods
-    }
-    having = [m for m in found.methods if values[m.name] is not None]
-    return sorted(having, key=lambda m: values[m.name].mean * (1 if lower else -1))  # type: ignore[union-attr]
-
-
 def _paired(found: Comparison, first: str, second: str) -> list[float]:
     """The first method minus the second on their common seeds, from the differences to the
     reference.
     """
-    seeds = {m.name: m.seeds for m in found.methods}
-    # the reference minus each, by seed
-    below = {found.reference: dict.fromkeys(seeds[found.reference], 0.0)}
-    for d in found.differences:
-        common = [seed for seed in seeds[found.reference] if seed in seeds[d.other]]
-        below[d.other] = dict(zip(common, d.per_seed, strict=True))
-    a, b = below.get(first, {}), below.get(second, {})
+    a, b = found.below.get(first, {}), found.below.get(second, {})
     return [b[seed] - a[seed] for seed in a if seed in b]
 
 
@@ -98,7 +82,7 @@ def metrics(found: Comparison) -> dict[Metric, Score]:
             for name, score in SCORES.items()
             if any(name in m.scores for m in found.methods)
         }
-    if not found.personal:
+    if not found.personal and not found.metric.own:
         return {
             found.metric: Score(
                 found.metric.mean, fmt.capital(found.metric.noun), found.metric.share
@@ -107,6 +91,8 @@ def metrics(found: Comparison) -> dict[Metric, Score]:
     every = dict.fromkeys(
         [found.metric, *(metric for m in found.methods for metric in m.accuracies)]
     )
+    if found.metric.own:  # the question on one model for everybody comes next
+        every = dict.fromkeys([found.metric, found.on_test, *every])
     names = shown_metrics(every, bool(found.unseen))
     return {name: Score(name.mean, fmt.capital(found.describe(name)), name.share) for name in names}
 
@@ -118,8 +104,8 @@ def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:
     methods, several = found.methods, found.several_seeds
     seeds = several and (not found.joint or len({len(m.seeds) for m in methods}) > 1)
     presets = len({m.preset for m in methods}) > 1
-    values = {m.name: m.scores if found.joint else m.accuracies for m in methods}
-    columns = ["Method", *(["Preset"] if presets else [])]
+    modes = {name: mode for mode, names in found.by_mode.items() for name in names}
+    columns = ["Method", *(["Preset"] if presets else []), *(["Mode"] if modes else [])]
     main = next(iter(titles))
     for name, title in titles.items():
         columns += [title, *([] if found.joint or name != main else ["s.d. over clients"])]
@@ -127,15 +113,13 @@ def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:
     columns += ["Seeds"] if seeds else []
     directions = ["up", "down", *(["across"] if any(m.bytes.across for m in methods) else [])]
     columns += [*(f"Sent {direction}" for direction in directions), "Time", "Failures"]
-    best = {
-        name: _best(name, [v[name].mean for v in values.values() if name in v]) for name in titles
-    }
+    best = {name: _best(name, [one.mean for one in found.values(name).values()]) for name in titles}
     rows = []
     for number, m in enumerate(methods):
         row = [PageCell(m.name, title=m.method, key=series_style(number).key("").sample)]
-        row += cells(*([m.preset] if presets else []))
+        row += cells(*([m.preset] if presets else []), *([modes[m.name]] if modes else []))
         for name in titles:
-            one, share = values[m.name].get(name), name.share
+            one, share = m.of(name), name.share
             text = (
                 NONE
                 if one is None
@@ -153,19 +137,19 @@ def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:
         row += cells(fmt.duration(m.seconds), fmt.whole(m.failures))
         rows.append(row)
     for lost, how in found.without_result.items():
-        row = cells(lost, *([NONE] if presets else []), how)
+        row = cells(lost, *[NONE] * (presets + bool(modes)), how)
         rows.append([*row, *cells(*[NONE] * (len(columns) - len(row)))])
     title = fmt.capital(main.noun)
     caption = (
         "Predictions of the active party on the test rows"
         if found.joint
-        else f"{title} on the global test set"
+        else f"{title} {found.describe(main)}"
     )
     caption = f"{title} by test rows" if not found.joint and len(titles) > 1 else caption
     caption += ", ± s.d. over seeds" if found.joint and several else ""
     caption += "; tensor data and wall time of one run, failures in all runs"
     caption += "" if presets else f"; preset {methods[0].preset}"
-    return PageTable(caption, columns, rows, words=1 + presets)
+    return PageTable(caption, columns, rows, words=1 + presets + bool(modes))
 
 
 def _best(metric: Metric, values: Sequence[float]) -> float:
@@ -210,32 +194,44 @@ def _pairs(
                 f"{d.clients_better}/{d.clients}",
             ]
         rows.append(cells(*row))
-    caption = (
-        f"{score.title}{f': {name.noun}' if found.personal else ''} of the first minus the other"
-    )
+    apart = found.personal or found.metric.own
+    caption = f"{score.title}{f': {name.noun}' if apart else ''} of the first minus the other"
+    if name == found.on_test and found.metric.own:
+        caption = f"{EVERYBODY} {caption}"
     caption += ", in percentage points" if score.share else ""
     caption += f", on the same data and seed{'; lower is better' if score.lower else ''}"
     return PageTable(caption, columns, rows)
 
 
+def better_at(d: PairedDifference) -> str:
+    """At how many clients the first method is better, `better at 3 of 5 clients`."""
+    level = f" and level at {d.clients_level}" if d.clients_level else ""
+    return f"better at {d.clients_better}{level} of {d.clients} clients"
+
+
 def conclusions(found: Comparison) -> list[str]:
     """The conclusion that each difference of the main metric supports."""
-    return [conclusion(d, metrics(found)[found.metric].share) for d in found.differences]
+    score = metrics(found)[found.metric]
+    return [conclusion(d, score.share, score.lower, found.measured) for d in found.differences]
 
 
-def conclusion(d: PairedDifference, share: bool = True) -> str:
-    """The conclusion that a difference of accuracies supports, or of errors in the label's unit."""
+def conclusion(
+    d: PairedDifference, share: bool = True, lower: bool = False, measured: str = ""
+) -> str:
+    """The conclusion that a difference of accuracies supports, or of errors in the label's unit, of
+    which a `lower` one is better.
+    """
     if d.mean is None:
         return f"{d.first} and {d.other} have no seed in common and cannot be paired."
     size = f"{100 * abs(d.mean):.1f} points" if share else fmt.metric(abs(d.mean), False)
-    by = f"{size} {'above' if d.mean > 0 else 'below'}" if d.mean else "level with"
+    words = ("worse than", "better than") if lower else ("above", "below")
+    by = f"{size} {words[d.mean < 0]}" if d.mean else "level with"
+    other = f"{d.other} in {measured}" if measured else d.other
     ends = confidence_interval(d.per_seed, 1.0 if share else math.inf)
     if ends is None:
-        better = (
-            f", and better at {d.clients_better} of {d.clients} clients" if d.clients > 1 else ""
-        )
-        return f"{d.first} is {by} {d.other} in the one seed{better}."
-    start = f"Over {fmt.times(len(d.per_seed), 'seed')}, {d.first} is on average {by} {d.other}"
+        better = f", and {better_at(d)}" if d.clients > 1 else ""
+        return f"{d.first} is {by} {other} in the one seed{better}."
+    start = f"Over {fmt.times(len(d.per_seed), 'seed')}, {d.first} is on average {by} {other}"
     between = f"95 % interval {fmt.between(*ends, share)}"
     if ends[0] <= 0 <= ends[1]:
         same = min(d.per_seed) > 0 or max(d.per_seed) < 0

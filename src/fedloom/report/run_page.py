@@ -107,7 +107,7 @@ def _adapted_lead(s: RunSummary, length: str) -> str:
     """
     metric, over = next(iter(s.eval_modes.items()))
     eval_mode = metric.eval_mode
-    mine = "their own class mix" if s.task == "classes" else "their own test rows"
+    mine = f"their {s.mine}"
     rows = f"On {mine if s.own else s.tested} of {s.dataset}"
     share = metric.share
     after = f"after {eval_mode}" if eval_mode[:1].isdigit() else eval_mode

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedloom.experiment.run.metrics import SCORES, Metric
-from fedloom.experiment.run.result import Comparison
+from fedloom.experiment.run.metrics import MAIN_MODE, SCORES, UNADAPTED, Metric
+from fedloom.experiment.run.result import Comparison, PairedDifference
 from fedloom.report import formatting as fmt
 from fedloom.report.page import PageTable, cells
-from fedloom.report.results import methods_table, metrics, verdict
+from fedloom.report.results import EVERYBODY, better_at, methods_table, metrics, verdict
 
 SHORT = {
     "balanced accuracy": "balanced",
@@ -70,7 +70,7 @@ def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[s
     first = found.methods[0]
     own = first.own_chances.get("unseen", first.own_chance)
     main = found.on_test
-    mine = "the own mix" if main.share else "own test rows"
+    mine = found.mine.replace("own class", "the own")
     on_own = f" (on {mine}: {_shown(main, own)})" if own is not None and len(titles) > 1 else ""
     what = found.most_frequent(main)
     out.print(f"always predicting {what}: {_shown(main, first.chance)}{on_own}", soft_wrap=True)
@@ -89,20 +89,27 @@ def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[s
         if lower := [SCORES[name].title.lower() for name in titles if SCORES[name].lower]:
             out.print(f"{fmt.together(lower)}: lower is better")
         return
-    what, share = "" if found.metric == main else f" of {found.metric}", found.metric.share
-    for d in found.differences:
+    _show_differences(found, found.metric, found.differences, out)
+    if found.for_everybody:
+        out.print(f"{EVERYBODY} {fmt.capital(main.noun)} {found.describe(main)}:", markup=False)
+        _show_differences(found, main, found.for_everybody, out)
+
+
+def _show_differences(
+    found: Comparison, metric: Metric, differences: Sequence[PairedDifference], out: Console
+) -> None:
+    """The paired differences of a metric, a line for each pair."""
+    what, share = "" if metric == found.on_test else f" of {metric}", metric.share
+    for d in differences:
         deviation = fmt.standard_deviation(d.std_over_seeds, share)
         spread = "" if d.std_over_seeds is None else f" ± {deviation} over {len(d.per_seed)} seeds"
-        unit = " points" if share else f" {found.metric.noun}"
+        unit = " points" if share else f" {metric.noun}"
         mean = (
             "no common seed"
             if d.mean is None
             else f"{fmt.difference(d.mean, share)}{unit}{what}{spread}"
         )
-        out.print(
-            f"{d.first} - {d.other}: {mean}; better at {d.clients_better} of {d.clients} clients",
-            markup=False,
-        )
+        out.print(f"{d.first} - {d.other}: {mean}; {better_at(d)}", markup=False)
 
 
 def show_learned(tables: Sequence[Mapping[str, Any]], out: Console) -> None:
@@ -132,12 +139,9 @@ def line(content: Mapping[str, Any]) -> str:
     """
     found = Comparison(**content)
     best, score = verdict(found), metrics(found)[found.metric]
-    values = {
-        m.name: (m.scores if found.joint else m.accuracies)[found.metric].mean
-        for m in found.methods
-    }
+    values = found.values(found.metric)
     texts = [
-        f"{name}: {found.metric} {_plain(fmt.metric(value, score.share))}"
+        f"{name}: {found.metric} {_plain(fmt.metric(value.mean, score.share))}"
         for name, value in values.items()
     ]
     return _plain(best.text) if best else "; ".join(texts)
@@ -155,6 +159,14 @@ def _accuracies(found: Comparison) -> dict[Metric, str]:
         names = kept if found.metric in kept else {**kept, found.on_test: "global"}
     elif names:
         names |= {found.on_own: "own", found.on_test: "global"}
+    elif found.metric.own:
+        names = {found.on_own: "own", found.on_test: "global"}
+    if found.by_mode:
+        names = {
+            found.metric: MAIN_MODE,
+            **({} if found.unseen else {found.on_own: UNADAPTED}),
+            found.on_test: "global",
+        }
     names = names or {found.on_test: fmt.capital(found.on_test.noun)}
     return dict(sorted(names.items(), key=lambda pair: pair[0] != found.metric))
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from fedloom.experiment.run.metrics import UNADAPTED
 from fedloom.experiment.run.result import Comparison, RunSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
@@ -16,8 +17,6 @@ from fedloom.report.read import Run
 from fedloom.report.styles import HOLLOW, series_style
 
 HEADING = "Unseen clients"
-UNADAPTED = "unadapted"
-"""The name of no evaluation mode."""
 NAMED = 20
 """Maximum number of clients named."""
 

@@ -1,7 +1,7 @@
 """The table `[sweep]` of a run's file: varied settings, their values, and the metric."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import combinations, product
 from math import prod
@@ -24,6 +24,7 @@ from fedloom.core.problems import problems
 from fedloom.experiment.config.overrides import merged
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import check, read_values
+from fedloom.experiment.run.metrics import MAIN, MAIN_MODE
 from fedloom.report.metrics import RunMetric, Unit
 
 SettingValues: TypeAlias = dict[str, Any]
@@ -99,7 +100,10 @@ class SweepConfig(_SweepModel):
     seed: int = Field(0, ge=0, lt=2**32)
     """random and tpe: seed of the draws. Seeds of runs are `seeds`."""
     metric: str = Field("accuracy", min_length=1)
-    """The metric to optimize: see docs/sweep.md."""
+    """The metric to optimize: see docs/sweep.md. If the file names none, it is that by which
+    methods are compared: the own accuracy of natural owners, or of a method with evaluation modes
+    in the first.
+    """
     better: Literal["higher", "lower"] | None = None
     """Direction; None for lower of a loss, an error, bytes, rounds, seconds or an attack, and
     higher of all others.
@@ -279,6 +283,10 @@ def read(
             "\n".join(_plain(p) for p in problems(error, SweepConfig, "sweep"))
         ) from None
     found = Sweep("sweep" if source == "-" else Path(source).stem, title, values, config)
+    if isinstance(given, Mapping) and "metric" not in given:
+        main = _main_metric(found.own(), moves={*config.keys} & {"method", "params.adapt_steps"})
+        found = replace(found, config=config.model_copy(update={"metric": main}))
+        config = found.config
     if found.own().data.validation or "data.validation" in config.keys:
         raise ConfigError(
             "data.validation is set by the sweep itself: set validation in [sweep] in its place"
@@ -291,6 +299,20 @@ def read(
         more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
         raise ConfigError("\n".join([*wrong[:SHOWN], *more]))
     return found
+
+
+def _main_metric(run: RunConfig, moves: Collection[str]) -> str:
+    """The metric by which a comparison compares the run, as `shared_metrics` of its result;
+    `moves` are the varied settings that may move its evaluation mode.
+    """
+    method, settings, _ = run.resolve()
+    main, own = MAIN["number" if run.data.task == "number" else "classes"]
+    if method.setting == "vertical":
+        return str(main)
+    natural = run.data.partition == "natural" and run.data.own_test_rows != 0
+    if settings.eval_modes:
+        return str(replace(own, mode=MAIN_MODE if moves else settings.eval_modes[0]))
+    return str(own if natural else main)
 
 
 def setting_text(setting: SettingValues) -> str:

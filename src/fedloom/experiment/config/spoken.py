@@ -24,7 +24,7 @@ def in_python(text: str) -> str:
     text = _SETTING.sub(lambda found: argument(found[1], _literal(found[2])), text)
     for option, name in OPTIONS.items():
         text = re.sub(rf"{option}(?![\w-])", name, text)
-    text = _ENTRIES.sub(lambda found: "give methods=" + _KEY.sub(r'"\1": ', found[1]), text)
+    text = _ENTRIES.sub(lambda found: "give methods=" + _entries(found[1]), text)
     text = text.replace("must be a table", "must be a mapping, such as {'name': value}")
     return re.sub(r"fedloom run (\w+) (\w+=\S+)", r"fedloom.run('\1', \2)", text)
 
@@ -40,6 +40,12 @@ def argument(path: str, value: str) -> str:
         first, *rest = rest
     inner = "".join(f'{{"{key}": ' for key in rest) + value + "}" * len(rest)
     return f"{first}={inner}"
+
+
+def _entries(text: str) -> str:
+    """Tables of `[compare]` as Python writes them."""
+    text = re.sub(r"(?<= = )(true|false)\b", lambda found: found[0].capitalize(), text)
+    return _KEY.sub(r'"\1": ', text)
 
 
 def _literal(text: str) -> str:

@@ -10,10 +10,10 @@ from fedloom.core.errors import ConfigError, MethodError, TrainingDiverged
 from fedloom.core.statistics import confidence_interval
 from fedloom.experiment.config.run import Experiment, folder_name
 from fedloom.experiment.run.execute import RunResult, Status, execute
+from fedloom.experiment.run.fairness import HINT, unequal
 from fedloom.experiment.run.fairness import remarks as fairness_remarks
-from fedloom.experiment.run.fairness import unequal
 from fedloom.experiment.run.lockstep import execute_lots
-from fedloom.experiment.run.metrics import SCORES, Metric
+from fedloom.experiment.run.metrics import MAIN_MODE, SCORES, Metric
 from fedloom.experiment.run.record import write_json
 from fedloom.experiment.run.result import (
     ComparedRun,
@@ -27,6 +27,7 @@ from fedloom.experiment.run.result import (
     SoloOverSeeds,
     Spread,
     Traffic,
+    shared_metrics,
 )
 from fedloom.experiment.run.tuning import TUNING, tuned
 
@@ -90,7 +91,8 @@ def execute_all(
             f"every run diverged or failed; the first: {results[0].summary['diverged']}"
         )
     content = summarize(experiment.title, results, failed)
-    content["remarks"] = [*remarked, *content["remarks"]]
+    made = [text for text in content["remarks"] if not remarked or HINT not in text]
+    content["remarks"] = [*remarked, *made]
     if folder is not None:
         write_json(folder / "comparison.json", content)
     return content
@@ -109,18 +111,18 @@ def compare(
     summaries: Sequence[RunSummary],
     folders: Sequence[Path | None],
     failed: Sequence[LeftOutRun] = (),
+    main: Metric | None = None,
 ) -> Comparison:
     """Average each method over its seeds, and compare each with the first by paired differences.
 
-    The main metric is the accuracy on own rows in the first evaluation mode that all runs have,
-    otherwise on the global test set; in the vertical setting, the accuracy of the joint prediction.
-    Runs that diverged are left out, unless all did.
+    `shared_metrics` says what the main metric is. Runs that diverged are left out, unless all did.
 
     Args:
         title: of the comparison.
         summaries: of the runs; those of one seed must be on the same data.
         folders: of the runs.
         failed: the runs that have no summary.
+        main: the main metric, if it is that of more runs than these.
 
     Raises:
         ConfigError: runs of one seed differ in data, public rows, clients or unseen clients; some
@@ -163,7 +165,9 @@ def compare(
     for s in summaries:
         groups.setdefault(s.name, []).append(s)
     reference, *others = groups
-    main, *further = shared_metrics(summaries)
+    found, *further = shared_metrics(summaries)
+    main = main or found
+    tested = {s.tested for s in summaries}
     baseline = next(
         (name for name, group in groups.items() if group[0].method == "local"), reference
     )
@@ -176,12 +180,14 @@ def compare(
         reference=reference,
         methods=[_method(name, group, main, groups[baseline]) for name, group in groups.items()],
         gains_over=baseline,
+        **({"tested": tested.pop()} if len(tested) == 1 else {}),
+        natural=all(s.natural for s in summaries),
         unseen={str(s.seed): s.unseen for s in summaries if s.unseen},
         metric=main,
         differences=differences(main),
         further={metric: differences(metric) for metric in further},
         lower_is_better=[metric for metric in (main, *further) if metric.lower_is_better],
-        unequal=[*unequal(summaries), *_partly(left_out, groups)],
+        unequal=[*unequal(summaries), *_evaluated(groups, main), *_partly(left_out, groups)],
         remarks=[*_reasons(left_out), *remarks(summaries)],
         runs=[ComparedRun(name=s.name, seed=s.seed, folder=_name(folder)) for s, folder in usable],
         **({"left_out": left_out} if left_out else {}),
@@ -260,17 +266,13 @@ def remarks(summaries: Sequence[RunSummary]) -> list[str]:
     return made
 
 
-def shared_metrics(summaries: Sequence[RunSummary]) -> list[Metric]:
-    """The metrics that all runs have, the main one first."""
-    found = [
-        metric for metric in summaries[0].compared if all(metric in s.compared for s in summaries)
-    ]
-    on_test, on_own = summaries[0].on_test, summaries[0].on_own
-    # evaluation modes are on other rows
-    if on_own not in found and any(on_own in s.compared for s in summaries):
-        return [on_test]
-    main = on_test if found[0] == on_own else found[0]
-    return [main, *(metric for metric in found if metric != main)]
+def _evaluated(groups: Mapping[str, Sequence[RunSummary]], main: Metric) -> list[str]:
+    """The number of clients that have a value of the main metric, if it differs."""
+    counts = {name: sorted({len(_each(s, main)) for s in group}) for name, group in groups.items()}
+    if len({*map(tuple, counts.values())}) == 1:
+        return []
+    shown = (f"{name} {' or '.join(map(str, count))}" for name, count in counts.items())
+    return [f"clients that were evaluated: {', '.join(shown)}"]
 
 
 def _method(
@@ -295,6 +297,14 @@ def _method(
         scores=found if first.scores else {},
         alone=_alone(group),
         eval_modes={metric: found[metric] for metric in first.eval_modes if metric in found},
+        **(
+            {
+                "mode": first.called(main).mode,
+                "main": _over_seeds([one for s in group if (one := s.of(main))]),
+            }
+            if main.mode == MAIN_MODE
+            else {}
+        ),
         networks=network_means(group, main, baseline),
         chance=_mean([s.chance for s in group]),
         own_chance=_mean_if_all([s.own_chance for s in group]),
@@ -339,10 +349,9 @@ def _by_model(
     for s in group:
         if s.scores or not s.architectures:
             return {}
-        found = s.compared[metric]
-        clients = range(s.clients) if found.clients is None else found.clients
-        for i, value in zip(clients, found.per_client, strict=True):
-            if found.clients is not None or i not in s.unseen:
+        found = s.of(metric)
+        for i, value in _each(s, metric).items():
+            if (found and found.clients is not None) or i not in s.unseen:
                 each.setdefault(s.architectures[i], {})[s.seed, i] = value
     return each
 
@@ -381,10 +390,17 @@ def _difference(
     first: Sequence[RunSummary], other: Sequence[RunSummary], metric: Metric
 ) -> PairedDifference:
     """First minus other, per seed and per client."""
-    by_seed = {s.seed: s.compared[metric] for s in other}
-    pairs = [(s.compared[metric], by_seed[s.seed]) for s in first if s.seed in by_seed]
-    per_seed = [a.mean - b.mean for a, b in pairs]
-    per_client = [x - y for a, b in pairs for x, y in zip(a.per_client, b.per_client, strict=True)]
+    by_seed = {s.seed: s for s in other}
+    pairs = [(s, by_seed[s.seed]) for s in first if s.seed in by_seed]
+    per_seed, per_client = [], []
+    for a, b in pairs:
+        x, y = _each(a, metric), _each(b, metric)
+        common = [i for i in x if i in y]
+        per_client += [x[i] - y[i] for i in common]
+        if common and x.keys() != y.keys():
+            per_seed.append(_mean([x[i] - y[i] for i in common]))
+        else:
+            per_seed.append(a.of(metric).mean - b.of(metric).mean)  # type: ignore[union-attr]
     sign = -1 if metric.lower_is_better else 1
     ends = confidence_interval(per_seed, SCORES[Metric(metric.name)].largest)
     return PairedDifference(
@@ -395,9 +411,19 @@ def _difference(
         std_over_clients=float(np.std(per_client)) if per_client else None,
         clients_better=int(np.sum(np.array(per_client) * sign > 0)),
         clients=len(per_client),
+        clients_level=per_client.count(0.0),
         per_seed=per_seed,
         interval=None if ends is None else [*ends],
     )
+
+
+def _each(s: RunSummary, metric: Metric) -> dict[int, float]:
+    """The values of a metric of a comparison by client."""
+    found = s.of(metric)
+    if found is None:
+        return {}
+    clients = range(len(found.per_client)) if found.clients is None else found.clients
+    return dict(zip(clients, found.per_client, strict=True))
 
 
 def _mean(values: Sequence[Any]) -> float:

@@ -2,6 +2,7 @@
 networks or rows, or of which only some were tuned.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ TOLERANCE = 0.05
 """Relative difference of local steps below which they count as equal: numbers of rounds are rounded
 up.
 """
+HINT = "--tune tunes the learning rate of all alike"
+"""What a comparison says whose methods were not tuned alike."""
 SHOWN = 4
 """Maximum number of networks or settings in a sentence."""
 
@@ -51,22 +54,27 @@ def _first(summaries: Sequence[RunSummary]) -> dict[str, RunSummary]:
 
 
 def _equal_steps(first: Mapping[str, RunSummary]) -> list[str]:
-    """The rounds that give all methods as many local steps as the first, if they differ."""
+    """The rounds that give all methods as many local steps as the first, or as the longest round of
+    a method, if they differ.
+    """
     counted = {name: s for name, s in first.items() if s.local_steps}
     if len(counted) < 2 or not _steps(counted):
         return []
-    wanted = next(iter(counted.values())).local_steps or 0.0
-    rounds = {
-        name: max(1, round(wanted * s.rounds / (s.local_steps or 1.0)))
-        for name, s in counted.items()
-    }
-    known = methods.registry()
+    each = {name: (s.local_steps or 1.0) / max(1, s.rounds) for name, s in counted.items()}
+    wanted = max(next(iter(counted.values())).local_steps or 0.0, *each.values())
+    rounds = {name: max(1, round(wanted / steps)) for name, steps in each.items()}
     entries = ", ".join(
-        f'{{ method = "{s.method if s.method in known else f"{name}.py"}", rounds = '
-        f"{rounds[name]} }}"
+        _toml({**(s.entry or {"method": s.method}), "rounds": rounds[name]})
         for name, s in counted.items()
     )
     return [f"for equal local steps write in a file: [compare] methods = [{entries}]"]
+
+
+def _toml(value: object) -> str:
+    """A value as TOML on one line."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{key} = {_toml(one)}' for key, one in value.items())} }}"
+    return json.dumps("none" if value is None else value, ensure_ascii=False)
 
 
 def _steps(first: Mapping[str, RunSummary]) -> list[str]:
@@ -142,10 +150,7 @@ def _settings(first: Mapping[str, RunSummary]) -> list[str]:
         f"{name} {', '.join(f'{key} = {value}' for key, value in [*each.items()][:SHOWN])}"
         for name, each in own.items()
     )
-    return [
-        f"only some methods have settings of their own: {shown}; --tune tunes the learning rate "
-        "of all alike"
-    ]
+    return [f"only some methods have settings of their own: {shown}; {HINT}"]
 
 
 def _changed(s: RunSummary) -> dict[str, Any]:

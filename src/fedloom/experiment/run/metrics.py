@@ -78,6 +78,10 @@ class Metric:
         return self.name.startswith(COSTS) or any(word in self.name for word in ERRORS)
 
 
+MAIN_MODE = "main mode"
+"""The mode of the metric of a comparison in which each method has its own main evaluation mode."""
+UNADAPTED = "unadapted"
+"""The name of no evaluation mode."""
 ATTACK = "attack"
 """The name of the metrics of attacks."""
 GLOBAL, OWN = Metric("accuracy"), Metric("accuracy", own=True)
@@ -165,12 +169,25 @@ def four_digits(value: float) -> str:
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:,.4g}"
 
 
+GLOBAL_ROWS = "the global test set"
+"""The test rows that all clients share, as text."""
+
+
+def own_rows_of(owned: bool) -> str:
+    """What a client's own test rows are: its owner's, or rows of all in its own class mix."""
+    return "own test rows" if owned else "own class mix"
+
+
 OF_NUMBERS = (RMSE.name, "mae", "r2")
 """The names of the scores of a number."""
 
 
 def described(
-    metric: Metric, own_rows: bool = True, unseen: bool = False, tested: str = "the global test set"
+    metric: Metric,
+    own_rows: bool = True,
+    unseen: bool = False,
+    tested: str = GLOBAL_ROWS,
+    natural: bool = False,
 ) -> str:
     """The rows and evaluation mode of an accuracy, as text: `on own class mix, tuned`; of a number,
     `on own test rows`.
@@ -181,8 +198,9 @@ def described(
             set.
         unseen: whether there are unseen clients.
         tested: the rows of an accuracy that is not on a client's own class mix.
+        natural: whether clients are the owners of their test rows.
     """
-    mine = "own test rows" if metric.name in OF_NUMBERS else "own class mix"
+    mine = own_rows_of(natural or metric.name in OF_NUMBERS)
     rows = f"on {mine}" if metric.own and own_rows else f"on {tested}"
     return f"{rows}, {in_mode(metric, unseen)}" if metric.clients else rows
 
@@ -198,6 +216,9 @@ def in_mode(metric: Metric, unseen: bool) -> str:
     """The evaluation mode of a metric and, if some are unseen, its clients: `tuned`, or `tuned,
     unseen clients`.
     """
+    if metric.mode == MAIN_MODE:
+        whose = f", {metric.clients} clients" if unseen else ""
+        return f"each in its main mode{whose}"
     return (
         f"{metric.mode}, {metric.clients} clients" if unseen and metric.mode else metric.eval_mode
     )

@@ -22,10 +22,13 @@ from fedloom.experiment.run import metrics
 from fedloom.experiment.run.metrics import (
     ATTACK,
     GLOBAL,
+    GLOBAL_ROWS,
     MAIN,
+    MAIN_MODE,
     OF_NUMBERS,
     OWN,
     SCORES,
+    UNADAPTED,
     Metric,
     parse,
     prepared,
@@ -198,10 +201,11 @@ for training clients where others are unseen.
 class RunSummary(FileSchema):
     """The content of `result.json`. Standard deviations are population ones, over clients.
 
-    `local_steps` is the mean number of local optimizer steps of a training client, None where it is
-    unknown; `training_rows` the number of own rows of all clients that train; `diverged` says why
-    no model of the run is usable, "" if one is. A run in progress has no hashes. `client_scores`
-    are for the horizontal setting: AUC, balanced accuracy, loss (in nats) and calibration error of
+    `entry` is its table in `[compare]`; `local_steps` the mean number of local optimizer steps of a
+    training client, None where it is unknown; `training_rows` the number of own rows of all clients
+    that train; `natural` says whether clients are the owners of their rows; `diverged` says why no
+    model of the run is usable, "" if one is. A run in progress has no hashes. `client_scores` are
+    for the horizontal setting: AUC, balanced accuracy, loss (in nats) and calibration error of
     each client, on the global test set and on `own` rows. `scores`, `alone` and `attacks` are for
     the vertical setting. Where the label is a number (`task`), `rmse` and `own_rmse` take the place
     of accuracies, in the unit of the column `label`, also in `eval_modes` and chance levels;
@@ -213,6 +217,7 @@ class RunSummary(FileSchema):
     title: str
     paper: str = ""
     preset: str
+    entry: dict[str, Any] = {}
     params: dict[str, Any] = {}
     local: dict[str, Any] = {}
     seed: int
@@ -256,6 +261,7 @@ class RunSummary(FileSchema):
     warnings: list[str] = []
     diverged: str = ""
     private_rows: bool = False
+    natural: bool = False
     validation: float = 0.0
     fitted: bool = False
     fedloom: str = ""
@@ -325,6 +331,34 @@ class RunSummary(FileSchema):
         return next(iter(self.accuracies))
 
     @property
+    def used(self) -> Metric:
+        """The main metric on own rows, if there are such, in the first evaluation mode."""
+        return next(iter(self.eval_modes), self.on_test if self.own is None else self.on_own)
+
+    def called(self, metric: Metric) -> Metric:
+        """The run's own metric for one of a comparison."""
+        if metric.mode != MAIN_MODE:
+            return metric
+        return next((own for own in self.eval_modes if own.group == metric.group), self.used)
+
+    def of(self, metric: Metric) -> Spread | None:
+        """The values of a metric of a comparison. With unseen clients, `MAIN_MODE` is over these
+        or, in its group `training`, over the others, also of methods without evaluation modes.
+        """
+        found = self.compared.get(self.called(metric))
+        if found is None or metric.mode != MAIN_MODE or not self.unseen or self.eval_modes:
+            return found
+        each = found.over(self.clients)
+        of = [i for i in range(self.clients) if (i in self.unseen) != bool(metric.group)]
+        of = [i for i in of if np.isfinite(each[i])]
+        return Spread(
+            mean=float(each[of].mean()),
+            std=float(each[of].std()),
+            per_client=each[of].tolist(),
+            clients=of,
+        )
+
+    @property
     def tested(self) -> str:
         """The test rows of the accuracy, as text."""
         if self.fitted:
@@ -332,9 +366,16 @@ class RunSummary(FileSchema):
         rows = "validation" if self.validation else "test"
         return f"each client's own {rows} rows" if self.private_rows else f"the global {rows} set"
 
+    @property
+    def mine(self) -> str:
+        """What own test rows are, as text."""
+        return metrics.own_rows_of(self.natural or self.task == "number")
+
     def describe(self, metric: Metric) -> str:
         """The rows and evaluation mode of an accuracy, as text."""
-        return metrics.described(metric, self.own is not None, bool(self.unseen), self.tested)
+        return metrics.described(
+            metric, self.own is not None, bool(self.unseen), self.tested, self.natural
+        )
 
     def chance_of(self, metric: Metric) -> float | None:
         """The chance level of an accuracy."""
@@ -345,6 +386,28 @@ class RunSummary(FileSchema):
     def most_frequent(self, metric: Metric) -> str:
         """The prediction of `chance_of`, as text."""
         return metrics.most_frequent(metric, self.own is not None)
+
+
+def shared_metrics(summaries: Sequence[RunSummary]) -> list[Metric]:
+    """The metrics that all runs have, the main one first: what a comparison, its tables and the
+    tuning of rates compare methods by.
+
+    If a method has evaluation modes, or the clients are natural owners, this is the accuracy on own
+    rows of each method in its main mode: `MAIN_MODE`, or the mode itself if all have one.
+    Otherwise it is the accuracy on the global test set or, in the vertical setting, of the joint
+    prediction.
+    """
+    found = [
+        metric for metric in summaries[0].compared if all(metric in s.compared for s in summaries)
+    ]
+    on_test, on_own = summaries[0].on_test, summaries[0].on_own
+    # evaluation modes are on other rows
+    if on_own not in found and any(on_own in s.compared for s in summaries):
+        return [on_test]
+    main, used = on_test if on_test in found else found[0], {s.used for s in summaries}
+    if any((s.eval_modes or s.natural) and not s.scores for s in summaries):
+        main = used.pop() if len(used) == 1 else replace(on_own, mode=MAIN_MODE)
+    return [main, *(metric for metric in found if metric != main)]
 
 
 def over_clients(
@@ -448,7 +511,9 @@ class NetworkGain(FileSchema):
 
 
 class MethodSummary(FileSchema):
-    """A method in `comparison.json`."""
+    """A method in `comparison.json`. Where each method has its own main evaluation mode, `mode` is
+    this one, and `main` its value of the comparison's metric.
+    """
 
     name: str
     method: str
@@ -463,6 +528,8 @@ class MethodSummary(FileSchema):
     scores: dict[ScoreName, SeedSpread] = {}
     alone: dict[str, SoloOverSeeds] = {}
     eval_modes: dict[EvalMode, SeedSpread]
+    mode: str = ""
+    main: SeedSpread | None = None
     networks: dict[str, NetworkGain] = {}
     chance: float
     own_chance: float | None
@@ -495,10 +562,17 @@ class MethodSummary(FileSchema):
         """As `RunSummary.accuracies`."""
         return _main_metrics(self.task, self.overall, self.own, self.eval_modes)
 
+    def of(self, metric: Metric) -> SeedSpread | None:
+        """The value of a metric of the comparison."""
+        if metric.mode == MAIN_MODE:
+            return None if metric.group else self.main
+        return (self.scores or self.accuracies).get(metric)
+
 
 class PairedDifference(FileSchema):
     """The first method minus the other, on common seeds. `clients_better`: where the first is
-    better. `interval`: the 95 % interval of the mean over seeds (Student's t); None for one seed.
+    better, of `clients` clients in all seeds; `clients_level`: where both are equal. `interval`:
+    the 95 % interval of the mean over seeds (Student's t); None for one seed.
     """
 
     first: str
@@ -508,6 +582,7 @@ class PairedDifference(FileSchema):
     std_over_clients: float | None
     clients_better: int
     clients: int
+    clients_level: int = 0
     per_seed: list[float]
     interval: list[float] | None = None
 
@@ -530,16 +605,19 @@ class LeftOutRun(ComparedRun):
 class Comparison(FileSchema):
     """The content of `comparison.json`.
 
-    `differences` are those of the main `metric`, `further` those of the other common metrics. Gains
-    of networks are over the method `gains_over`. `unequal` says what makes the comparison unfair.
-    `unseen` lists the unseen clients by seed. `runs` were compared; those `left_out` diverged or
-    failed.
+    `tested` are the rows of an accuracy that is not on own rows, `natural` says whether own rows
+    are those of natural owners. `differences` are those of the main `metric`, `further` those of
+    the other common metrics. Gains of networks are over the method `gains_over`. `unequal` says
+    what makes the comparison unfair. `unseen` lists the unseen clients by seed. `runs` were
+    compared; those `left_out` diverged or failed.
     """
 
     title: str
     reference: str
     methods: list[MethodSummary] = Field(min_length=1)
     gains_over: str = ""
+    tested: str = GLOBAL_ROWS
+    natural: bool = False
     unseen: dict[str, list[int]] = {}
     metric: MetricText
     differences: list[PairedDifference]
@@ -608,7 +686,65 @@ class Comparison(FileSchema):
     def describe(self, metric: Metric) -> str:
         """The rows and evaluation mode of an accuracy, as text."""
         unseen = any(mode.group for m in self.methods for mode in m.eval_modes)
-        return metrics.described(metric, any(m.own for m in self.methods), unseen)
+        own = any(m.own for m in self.methods)
+        return metrics.described(metric, own, unseen, self.tested, self.natural)
+
+    @property
+    def mine(self) -> str:
+        """What own test rows are, as text."""
+        return metrics.own_rows_of(self.natural or self.task == "number")
+
+    @property
+    def by_mode(self) -> dict[str, list[str]]:
+        """The names of the methods by main evaluation mode, if the metric has each in its own."""
+        found: dict[str, list[str]] = {}
+        for m in self.methods if self.metric.mode == MAIN_MODE else ():
+            found.setdefault(m.mode or UNADAPTED, []).append(m.name)
+        return found
+
+    @property
+    def measured(self) -> str:
+        """The main metric, its rows and its mode, as text: `accuracy on own class mix, tuned`."""
+        rows = "on the test rows" if self.joint else self.describe(self.metric)
+        return f"{self.metric.noun} {rows}"
+
+    @property
+    def measured_in(self) -> str:
+        """`measured`, and the main mode of each method where these differ."""
+        modes = "; ".join(f"{', '.join(names)}: {mode}" for mode, names in self.by_mode.items())
+        return f"{self.measured} ({modes})" if modes else self.measured
+
+    def values(self, metric: Metric) -> dict[str, SeedSpread]:
+        """The value of a metric by the name of each method that has it."""
+        return {m.name: one for m in self.methods if (one := m.of(metric)) is not None}
+
+    @property
+    def below(self) -> dict[str, dict[int, float]]:
+        """The reference minus each method in the main metric, by seed."""
+        seeds = {m.name: m.seeds for m in self.methods}
+        found = {self.reference: dict.fromkeys(seeds[self.reference], 0.0)}
+        for d in self.differences:
+            common = [seed for seed in seeds[self.reference] if seed in seeds[d.other]]
+            found[d.other] = dict(zip(common, d.per_seed, strict=True))
+        return found
+
+    @property
+    def ranking(self) -> list[MethodSummary]:
+        """The methods with the main metric, the best first: by their means or, if some lack a seed,
+        by their differences on the seeds that all have.
+        """
+        sign = 1 if self.metric.lower_is_better else -1
+        values = {name: one.mean for name, one in self.values(self.metric).items()}
+        having, below = [m for m in self.methods if m.name in values], self.below
+        common = set.intersection(*({*below.get(m.name, ())} for m in having)) if having else set()
+        if common and any({*m.seeds} != common for m in having):
+            values = {m.name: -sum(below[m.name][seed] for seed in common) for m in having}
+        return sorted(having, key=lambda m: values[m.name] * sign)
+
+    @property
+    def for_everybody(self) -> list[PairedDifference]:
+        """The differences on rows of everybody, where own rows lead."""
+        return self.further.get(self.on_test, []) if self.metric.own else []
 
     def chance_of(self, metric: Metric) -> float | None:
         """The chance level of an accuracy, mean over methods."""

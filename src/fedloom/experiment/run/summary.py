@@ -14,6 +14,7 @@ from fedloom.core.errors import CheckpointError
 from fedloom.core.federation import Federation
 from fedloom.core.ledger import Entry
 from fedloom.engines import Account
+from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan import weights
 from fedloom.experiment.plan.build import pretrained_of
 from fedloom.experiment.plan.run_plan import RunPlan
@@ -102,6 +103,16 @@ def pretrained(plan: RunPlan) -> PretrainedUsed | None:
     return PretrainedUsed(digest=plan.pretrained, model=model, norm=norm, file=own.file)
 
 
+def _entry(run: RunConfig) -> dict[str, Any]:
+    """The run's table in `[compare]`, as it was given."""
+    own = {
+        "name": "" if run.name == run.model_copy(update={"name": ""}).label else run.name,
+        "preset": "" if run.preset == RunConfig().preset else run.preset,
+        "params": run.params,
+    }
+    return {"method": run.method, **{key: value for key, value in own.items() if value}}
+
+
 def _training(plan: RunPlan, rounds: int) -> dict[str, Any]:
     """The training rows of all clients, and the mean local steps of one, where the rows are on this
     machine.
@@ -157,6 +168,7 @@ def summarize(
         title=plan.method.title,
         paper=plan.method.paper,
         preset=run.preset,
+        entry=_entry(run),
         params=cfg.model_dump(mode="json"),
         local=run.local.model_dump(mode="json", exclude_defaults=True),
         seed=run.seed,
@@ -196,6 +208,7 @@ def summarize(
         warnings=list(warnings),
         diverged=divergence(plan, fed, final, names),
         private_rows=run.data.own,
+        natural=run.data.own or run.data.partition == "natural",
         validation=run.data.validation,
         fitted=_fitted(plan),
         fedloom=__version__,

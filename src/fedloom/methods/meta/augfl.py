@@ -155,6 +155,11 @@ class AugFLConfig(MetaConfig):
         return "the numbers of rows are sent without noise" if aggregator.hidden else ""
 
     @property
+    def rates(self) -> tuple[str, ...]:
+        """The meta-model's, or ρ, which sets it."""
+        return ("rho",) if self.meta_lr is None else ("meta_lr",)
+
+    @property
     def exchanges(self) -> bool:
         """Whether clients take part."""
         return self.federated

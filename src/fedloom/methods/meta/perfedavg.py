@@ -45,6 +45,11 @@ class PerFedAvgConfig(MetaConfig):
     """Step of the difference of gradients (δ)."""
 
     @property
+    def rates(self) -> tuple[str, ...]:
+        """β."""
+        return ("beta",)
+
+    @property
     def sums_stand_alone(self) -> bool:
         """A client keeps no model between rounds."""
         return True
