@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
+from fedloom.core.statistics import constant
 from fedloom.data.columns import RawColumn, known_words
 from fedloom.data.grammar import (
     MOST_NUMBERS,
@@ -241,9 +242,10 @@ def understand(
     some = kept if len(kept) < len(y) else slice(None)  # all rows without a copy
     y_kept, groups_kept = y[some], None if groups is None else groups[some]
     present = np.unique(y_kept)
-    if len(present) < 2 and y.dtype.kind == "f":
+    if y.dtype.kind == "f" and (len(present) < 2 or constant(y_kept)):
         raise DataError(
-            f"Column {label!r} of {name!r} must have different numbers, but has {len(present)}."
+            f"Column {label!r} of {name!r} must have different numbers, but has "
+            f"{min(len(present), 1)}."
         )
     if len(present) < 2:
         only = classes[int(present[0])] if len(present) else "none"
@@ -755,7 +757,8 @@ def _features(
         values = found.values
         known = values[kept][~found.missing[kept]]
         words = _counted(known) if known.dtype.kind == "O" else {}
-        count = len(words) or len(different(known))
+        same = known.dtype.kind == "f" and len(known) > 0 and bool(constant(known))
+        count = len(words) or (1 if same else len(different(known)))
         asked = options.encode.get(column)
         if words and not asked and not (column not in options.keep and _names_rows(column)):
             refuse_mistakes(column, words, found.grammar)
