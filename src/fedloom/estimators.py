@@ -142,7 +142,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         }
 
     def _standardized(self, X: np.ndarray) -> np.ndarray:
-        """(n, d) float32; 0 in columns that were constant in training, of which nothing is known."""
+        """(n, d) float32; 0 in columns that were constant in training."""
         rows = np.where(self._same, 0.0, (X - self.mean_) / self.scale_)
         return np.asarray(rows, dtype=np.float32)
 

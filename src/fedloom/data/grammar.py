@@ -9,11 +9,11 @@ import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from fedloom.core.errors import DataError
-from fedloom.data.standalone import DAY_OR_MONTH_FIRST, ISO_DATE
+from fedloom.data.packed import disordered
+from fedloom.data.standalone import DAY_OR_MONTH_FIRST, ISO_DATE, moment_of
 
 Decimal = Literal[".", ","]
 Decimals = Decimal | Mapping[str, Decimal]
@@ -192,20 +192,15 @@ def moments(words: Collection[str], column: str) -> Mapping[str, float]:
         DataError: the words are none of these, or may be read in two ways.
     """
     if all(map(is_number, words)):
-        _refuse_packed(words, column)
+        refuse_disordered(words, column)
         return {word: float(word) for word in words}
     names = {word: _month(word) for word in words}
     if all(names.values()):
         return {word: float(number) for word, number in names.items()}
-    found = {word: match for word in words if (match := ISO_DATE.fullmatch(word))}
-    if len(found) == len(words):
-        return _iso(found, column)
-    first = {word: match for word in words if (match := DAY_OR_MONTH_FIRST.fullmatch(word))}
-    if len(first) == len(words):
-        return _days(first, column)
-    odd = next(
-        word for word in words if word not in found and word not in first and not is_number(word)
-    )
+    if any(map(like_date, words)):
+        order = date_order(words, column)
+        return {word: _seconds(word, column, order) for word in words}
+    odd = next(word for word in words if not is_number(word))
     raise DataError(
         f"Column {column!r} must order the rows in time, but has values such as {odd[:40]!r}, "
         "which is neither a number nor a date: write dates as 2022-01-31, months as numbers, or "
@@ -213,15 +208,14 @@ def moments(words: Collection[str], column: str) -> Mapping[str, float]:
     )
 
 
-def _refuse_packed(words: Collection[str], column: str) -> None:
-    """Raise DataError for dates of eight digits without signs that do not begin with the year."""
-    packed = len(words) > 1 and all(re.fullmatch("[0-9]{8}", word) for word in words)
-    if packed and not all("1800" <= word[:4] <= "2200" and word[4:6] <= "12" for word in words):
-        first = next(iter(words))
-        if all("1800" <= word[4:] <= "2200" for word in words):
-            raise DataError(
-                f"Column {column!r} has dates such as {first!r}: write them as 2022-01-31."
-            )
+def refuse_disordered(words: Collection[str], column: str) -> None:
+    """Raise DataError if words that are numbers are dates that have another order as numbers."""
+    if form := disordered(words):
+        raise DataError(
+            f"Column {column!r} has numbers such as {next(iter(words))[:40]!r}, which may be "
+            f"{form}: as numbers they are not in the order of time. Write dates as 2022-01-31, or "
+            "name other columns."
+        )
 
 
 def _month(word: str) -> int:
@@ -256,25 +250,11 @@ def date_order(words: Collection[str], column: str) -> Order:
     return "iso"
 
 
-def _iso(found: Mapping[str, re.Match[str]], column: str) -> dict[str, float]:
-    _refuse_mixed_zones(found, column)
-    return {word: _seconds(word, column, *match.groups()) for word, match in found.items()}
-
-
 def _refuse_mixed_zones(found: Mapping[str, re.Match[str]], column: str) -> None:
     if len({bool(match[8]) for match in found.values()}) > 1:
         raise DataError(
             f"Column {column!r} has times with and without a time zone; write all in one way."
         )
-
-
-def _days(found: Mapping[str, re.Match[str]], column: str) -> dict[str, float]:
-    day_first = _order(found, column) == "day"
-    parts = {
-        word: (m[4], *((m[3], m[1]) if day_first else (m[1], m[3])), *m.group(5, 6, 7))
-        for word, m in found.items()
-    }
-    return {word: _seconds(word, column, *part) for word, part in parts.items()}
 
 
 def _order(found: Mapping[str, re.Match[str]], column: str) -> Order:
@@ -294,34 +274,13 @@ def _order(found: Mapping[str, re.Match[str]], column: str) -> Order:
     return "day" if day_first else "month"
 
 
-def _seconds(
-    word: str,
-    column: str,
-    year: str,
-    month: str,
-    day: str,
-    hour: str | None = None,
-    minute: str | None = None,
-    second: str | None = None,
-    fraction: str | None = None,
-    zone: str | None = None,
-) -> float:
+def _seconds(word: str, column: str, order: Order) -> float:
     """Seconds since 1970; a time without a zone is taken as UTC."""
     try:
-        at = datetime(
-            int(year),
-            int(month),
-            int(day),
-            int(hour or 0),
-            int(minute or 0),
-            int(second or 0),
-            tzinfo=UTC,
-        )
+        at = moment_of(word, order)
     except ValueError as error:
         raise DataError(
             f"Column {column!r} has {word!r}, which is no date ({error}); correct it."
         ) from None
-    if zone and zone[0] in "+-":
-        ahead = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
-        at -= ahead if zone[0] == "+" else -ahead
-    return at.timestamp() + float(f"0.{fraction or 0}")
+    assert at is not None
+    return at.timestamp()

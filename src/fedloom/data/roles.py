@@ -22,6 +22,7 @@ from fedloom.data.grammar import (
     like_pair,
     moments,
     nearly_equal,
+    refuse_disordered,
     unread,
 )
 from fedloom.data.options import UNORDERED, DataOptions, Kind, OwnFile, SplitColumns, Understanding
@@ -732,7 +733,10 @@ def _times(column: RawColumn) -> np.ndarray:
     are no times.
     """
     if column.values.dtype.kind != "O" and not column.is_text:
-        return column.values.astype(np.float64)
+        numbers = column.values.astype(np.float64)
+        known = np.unique(numbers[~np.isnan(numbers)]).tolist()
+        refuse_disordered([str(int(n)) if n.is_integer() else repr(n) for n in known], column.name)
+        return numbers
     places = moments(known_words(column.words), column.name)
     return np.array([np.nan if word is None else places[word] for word in column.words])
 
