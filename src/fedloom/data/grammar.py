@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedloom.core.errors import DataError
+from fedloom.data.amounts import amounts, is_pair
 from fedloom.data.packed import disordered
 from fedloom.data.standalone import DAY_OR_MONTH_FIRST, ISO_DATE, moment_of
 
@@ -32,15 +33,6 @@ NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 BOOLEANS = {"True": 1.0, "true": 1.0, "TRUE": 1.0, "False": 0.0, "false": 0.0, "FALSE": 0.0}
 """Words of a column of true and false, and the number of each as a feature."""
 _NUMBER = re.compile(NUMBER)
-_AMOUNT = r"([0-9]+[.,][0-9]+|[0-9]{1,3}([,.' _][0-9]{3})+([.,][0-9]+)?|[0-9]+)([eE][-+]?[0-9]+)?"
-_CURRENCY = "([$€£¥]|EUR|USD|GBP|CHF)"
-_LIKE_NUMBER = re.compile(  # then 12.5 kg; (12.50) and '0.5' and ~0.5; 12.50- and 0.5*; 1.5D+01
-    rf"[-+]?{_CURRENCY}? ?[-+]?{_AMOUNT} ?([%‰]|{_CURRENCY})?|[-+]?[0-9]+[.,][0-9]+ "
-    rf"?[^\W\d_]{{1,5}}"
-    r"|[=('\"~≈]{1,2}[-+]?[0-9]+[.,][0-9]+[)'\"]?|[0-9]+[.,][0-9]+ "
-    r"?[-*†‡]+|[-+]?[0-9]+[.,][0-9]+[dD][-+]?[0-9]+"
-)
-_MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\uff0d", "------")
 _MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _DAY = r"((mon|tue|wed|thu|fri|sat|sun)[a-z]*[., ]+)?"
 _CLOCK = r"\d\d?:\d\d(:\d\d(\.\d+)?)?"
@@ -59,10 +51,16 @@ _LIKE_DATE = (
     )
 )
 _LIKE_TIME = re.compile(rf"{_CLOCK}( ?[ap]\.?m\.?)?", re.A | re.I)
-_LIKE_SPAN = re.compile(
-    rf"[-+]?\d+ days?,?( [-+]?{_CLOCK})?|P(?=\d|T\d)(\d+[YMWD])*(T(\d+[HMS])+)?", re.A
+_SPAN = (
+    r"\d+([.,]\d+)? ?(y|yrs?|years?|mos?|months?|w|wks?|weeks?|d|h|hrs?|hours?|m|mins?|minutes?|"
+    r"s|secs?|seconds?)"
 )
-_LIKE_PAIR = re.compile(r"\d+([.,]\d+)? ?/ ?\d+([.,]\d+)?", re.A)
+_LIKE_SPAN = re.compile(
+    rf"[-+]?\d+ days?,?( [-+]?{_CLOCK})?|P(?=\d|T\d)(\d+[YMWD])*(T(\d+[HMS])+)?|"
+    # 1h 30m, 2 weeks and 3 days, 1h30
+    rf"{_SPAN}((,? | and )?({_SPAN}|\d+ ?days?))+|\d+ ?days?((,? | and )?{_SPAN})+|\d+h\d\d",
+    re.A | re.I,
+)
 _REPAIRS = {
     "numbers": "write digits and a decimal point only",
     "dates": "write them as 2022-01-31",
@@ -98,21 +96,6 @@ def is_number(word: str) -> bool:
     return _NUMBER.fullmatch(word) is not None
 
 
-def like_number(word: str) -> bool:
-    """Whether a word looks like a number that the grammar does not read, such as 36,9 or 45 % or
-    1'000 or 12.5 kg.
-    """
-    plain = unicodedata.normalize("NFKC", word).translate(_MINUS)
-    # digits of other scripts
-    plain = "".join(str(unicodedata.decimal(sign, sign)) for sign in plain)
-    return not is_number(word) and _LIKE_NUMBER.fullmatch(plain) is not None
-
-
-def like_pair(word: str) -> bool:
-    """Whether a word is two numbers with a slash between them, such as a blood pressure, 120/80."""
-    return _LIKE_PAIR.fullmatch(word) is not None
-
-
 def like_date(word: str) -> bool:
     """Whether a word has the form of a date."""
     return ISO_DATE.fullmatch(word) is not None or DAY_OR_MONTH_FIRST.fullmatch(word) is not None
@@ -129,12 +112,13 @@ def unread(words: Mapping[str, int], grammar: "Grammar") -> str:
     """
     rows = sum(words.values())
     known = sum(count for word, count in words.items() if grammar.is_number(word))
+    like = amounts(words, grammar.is_number)
     forms: tuple[Callable[[str], object], ...] = (
-        lambda word: is_number(word) or like_number(word),
+        lambda word: is_number(word) or word in like,
         _LIKE_DATE.fullmatch,
         _LIKE_TIME.fullmatch,
         _LIKE_SPAN.fullmatch,
-        lambda word: len(words) > MOST_NUMBERS and like_pair(word),
+        lambda word: len(words) > MOST_NUMBERS and is_pair(word),
     )
     for what, form in zip(_REPAIRS, forms, strict=True):
         odd = [word for word in words if form(word) and not grammar.is_number(word)]

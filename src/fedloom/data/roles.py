@@ -13,13 +13,13 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.core.statistics import constant
+from fedloom.data.amounts import is_pair
 from fedloom.data.columns import RawColumn, known_words
 from fedloom.data.grammar import (
     MOST_NUMBERS,
     Grammar,
     dated,
     is_number,
-    like_pair,
     moments,
     nearly_equal,
     refuse_disordered,
@@ -965,7 +965,7 @@ def _word_notes(column: str, words: Collection[str], grammar: Grammar, so: str) 
             f"Column {column!r} has {_some(gaps)}, taken as written: if missing values are "
             "meant, list them in data.missing_words."
         )
-    if (pairs := [word for word in words if like_pair(word)]) and 2 * len(pairs) > len(words):
+    if (pairs := [word for word in words if is_pair(word)]) and 2 * len(pairs) > len(words):
         notes.append(
             f"Column {column!r} has pairs of numbers such as {pairs[0]!r}, taken as words: if "
             "they are measured, write each number in a column of its own."
