@@ -686,6 +686,7 @@ def _guess_group(columns: Mapping[str, RawColumn], label: str, options: DataOpti
             column not in (label, options.id)
             and word.split("_")[-1] in _OWNERS
             and not found.missing.any()
+            and not found.is_inexact
         )
         if plausible and 2 <= len({*found.text}) <= max(2, len(found) // 10):
             return column
@@ -698,6 +699,8 @@ def _guess_unit(columns: Mapping[str, RawColumn], groups: np.ndarray | None) -> 
     """
     for column, found in columns.items():
         if not (_names_rows(column) or _UNIT.search(column)) or found.missing.any():
+            continue
+        if found.is_inexact:
             continue
         codes = np.unique(found.text, return_inverse=True)[1].reshape(-1)
         count = int(codes.max()) + 1
@@ -772,7 +775,7 @@ def _features(
             and len(known) == len(kept)
             and not words
             and abs(known[0]) >= 2.0**53
-            and len(found.counts) > 1
+            and found.merges
         ):
             reason = "whole numbers above 2**53, which float64 does not tell apart"
             table.drop(column, reason)
@@ -999,7 +1002,7 @@ def _number_notes(column: str, found: RawColumn, known: np.ndarray) -> list[str]
         return []
     if notes := _far_notes(column, known):
         return notes
-    if np.abs(known).max() >= 2.0**53 and len(found.counts) > len(different(known)):
+    if np.abs(known).max() >= 2.0**53 and found.merges:
         return [
             f"Column {column!r} has whole numbers of 2**53 or more, whose last digits are lost: "
             f"if they are codes, set data.encode.{column} = 'category'; else subtract the same "
