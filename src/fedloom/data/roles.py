@@ -18,6 +18,7 @@ from fedloom.data.columns import RawColumn, known_words
 from fedloom.data.grammar import (
     MOST_NUMBERS,
     Grammar,
+    date_order,
     dated,
     is_number,
     moments,
@@ -802,10 +803,7 @@ def _features(
             kinds[column] = "category" if count <= MAX_WORDS else "text"
             if unclear == DATES:
                 kinds[column] = "date"
-                notes.append(
-                    f"Column {column!r} has dates, which become years and parts of a circle. "
-                    f"{_SAYS} or data.drop."
-                )
+                notes.append(_date_note(column, words))
             elif unclear and column not in options.keep:
                 free[column] = f"{count} different {unclear}"
             elif kinds[column] == "text":
@@ -833,6 +831,18 @@ def _features(
             "data.keep."
         )
     return kinds
+
+
+def _date_note(column: str, words: Collection[str]) -> str:
+    """A note on a column of dates: what becomes of them, or why a run will refuse them."""
+    try:
+        date_order(words, column)
+    except DataError as error:
+        return str(error)
+    return (
+        f"Column {column!r} has dates, which become years and parts of a circle. {_SAYS} or "
+        "data.drop."
+    )
 
 
 def _typed(column: RawColumn, kind: Kind) -> np.ndarray:
