@@ -32,7 +32,8 @@ def constant(x: np.ndarray) -> np.ndarray:
     rounded = ~(x == np.floor(x)).all(axis=0) & (largest < np.inf)
     with np.errstate(over="ignore", invalid="ignore"):  # of infinite numbers
         near: np.ndarray = rounded & (high - low <= largest * _ROUNDED)
-    return near | (low == high)
+    found: np.ndarray = near | (low == high)
+    return found
 
 
 def deviations(x: np.ndarray) -> np.ndarray:
