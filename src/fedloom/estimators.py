@@ -25,6 +25,7 @@ from torch import nn
 from fedloom.api import run
 from fedloom.core.errors import FedloomError
 from fedloom.core.method import Method
+from fedloom.core.statistics import constant, deviations
 from fedloom.experiment.config.objects import arrays
 from fedloom.methods import named
 
@@ -58,8 +59,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
 
     def _prepare(self, X: np.ndarray, groups: Any) -> None:
         """Fit the standardization, and remember the owners."""
-        self.mean_, spread = X.mean(axis=0), X.std(axis=0)
-        self.scale_ = np.where(spread > 0, spread, 1.0)
+        self.mean_, self.scale_, self._same = X.mean(axis=0), deviations(X), constant(X)
         self.owners_: Any = None
         self.models_: list[Any] = []
         self.summary_: dict[str, Any] = {}
@@ -151,7 +151,9 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         }
 
     def _standardized(self, X: np.ndarray) -> np.ndarray:
-        return np.asarray((X - self.mean_) / self.scale_, dtype=np.float32)
+        """(n, d) float32; 0 in columns that were constant in training."""
+        rows = np.where(self._same, 0.0, (X - self.mean_) / self.scale_)
+        return np.asarray(rows, dtype=np.float32)
 
 
 def _asked(
@@ -250,8 +252,8 @@ class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
         if y.dtype.kind not in "biuf":
             raise ValueError("y must have numbers, not text: FederatedClassifier predicts classes")
         self._prepare(X, groups)
-        self.level_, self.spread_ = float(y.mean()), float(y.std()) or 1.0
-        if y.std() > 0:  # else there is nothing to learn
+        self.level_, self.spread_ = float(y.mean()), float(deviations(y))
+        if not constant(y):  # else there is nothing to learn
             self._train(
                 X, (y - self.level_) / self.spread_, groups, task="number", label_scale=(0.0, 1.0)
             )

@@ -6,6 +6,8 @@ K). n must be positive.
 
 import numpy as np
 
+from fedloom.core.statistics import constant
+
 SCORED = ("auc", "balanced accuracy", "loss", "calibration error")
 """The names of `scored`, in its order."""
 NUMBER_SCORED = ("mae", "r2")
@@ -77,7 +79,7 @@ def number_scores(y: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     return {
         "rmse": float(np.sqrt(squared)),
         "mae": float(np.abs(error).mean()),
-        "r2": 1 - squared / spread if spread > 0 else float("nan"),
+        "r2": 1 - squared / spread if not constant(y) else float("nan"),
     }
 
 

@@ -111,6 +111,23 @@ class RawColumn:
 
         return bool(pa.types.is_duration(self._type))
 
+    @cached_property
+    def is_inexact(self) -> bool:
+        """Whether the door gave floats of 2**53 or more, which are numbers, but no names."""
+        import pyarrow as pa
+
+        return bool(pa.types.is_floating(self._type) and (np.abs(self.values) >= _WHOLE).any())
+
+    @cached_property
+    def merges(self) -> bool:
+        """Whether different whole numbers are written in full that float64 does not tell apart."""
+        import pyarrow as pa
+
+        if pa.types.is_floating(self._type):
+            return False
+        whole = [word for word in self.counts if word.lstrip("+-").isdecimal()]
+        return len({float(word) for word in whole}) < len({int(word) for word in whole})
+
     @property
     def text(self) -> list[str]:
         """n texts as written, "" for an empty cell. Numbers of a typed door have no more digits

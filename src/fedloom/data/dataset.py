@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError
+from fedloom.core.statistics import deviations
 from fedloom.data.tables import MISSING, strata_of
 
 Kind = Literal["image", "table"]
@@ -101,8 +102,8 @@ class Dataset:
         """
         if self.classes:
             return self
-        spread = float(self.y[rows].std())
-        return replace(self, target=(float(self.y[rows].mean()), spread if spread > 0 else 1.0))
+        known = self.y[rows]
+        return replace(self, target=(float(known.mean()), float(deviations(known))))
 
     @property
     def train(self) -> np.ndarray:
@@ -212,7 +213,7 @@ def _most_frequent(values: np.ndarray) -> float:
 def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and s.d. (F,) float32 of rows (r, F); the s.d. is 1 where a column is constant."""
     exact = x.astype(np.float64)
-    mean, std = exact.mean(axis=0).astype(np.float32), exact.std(axis=0).astype(np.float32)
+    mean, std = exact.mean(axis=0).astype(np.float32), deviations(exact).astype(np.float32)
     return mean, np.where(std > 0, std, np.float32(1))
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
+from fedloom.core.statistics import constant, deviations
 from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import Dataset, Fill, table_dataset
 from fedloom.data.grammar import PLAIN, Grammar, Order, dated, unread
@@ -577,7 +578,7 @@ def offset_of(numbers: np.ndarray) -> float:
 
 def _too_fine(known: np.ndarray) -> bool:
     """Whether float32 rounds known numbers by too much for their spread."""
-    if not len(known) or known.min() == known.max():
+    if not len(known) or constant(known):
         return False
     error = np.abs(known - known.astype(np.float32)).max()
     return bool(error > _COARSE * known.std())
@@ -662,13 +663,13 @@ def _fit_number(name: str, numbers: np.ndarray) -> ScaledNumber | None:
     if not len(known):
         return None
     fill = float(np.median(known))
-    if known.min() == known.max():
+    if constant(known):
         return ScaledNumber(name, False, fill, 0.0, 0.0, True) if gaps else None
     skew = abs(_skewness(known))
-    log = bool(skew > _SKEW and abs(_skewness(_log(known, True))) < skew)
+    small = _log(known, True)
+    log = bool(skew > _SKEW and not constant(small) and abs(_skewness(small)) < skew)
     filled = _log(np.where(np.isnan(numbers), fill, numbers), log)
-    scale = float(filled.std())  # 0 for numbers that differ by less than float64 resolves
-    return ScaledNumber(name, log, fill, float(filled.mean()), scale, gaps) if scale > 0 else None
+    return ScaledNumber(name, log, fill, float(filled.mean()), float(deviations(filled)), gaps)
 
 
 def _log(numbers: np.ndarray, wanted: bool) -> np.ndarray:

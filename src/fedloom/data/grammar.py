@@ -9,11 +9,12 @@ import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from fedloom.core.errors import DataError
-from fedloom.data.standalone import DAY_OR_MONTH_FIRST, ISO_DATE
+from fedloom.data.amounts import amounts, is_pair
+from fedloom.data.packed import disordered
+from fedloom.data.standalone import DAY_OR_MONTH_FIRST, ISO_DATE, moment_of
 
 Decimal = Literal[".", ","]
 Decimals = Decimal | Mapping[str, Decimal]
@@ -32,15 +33,6 @@ NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 BOOLEANS = {"True": 1.0, "true": 1.0, "TRUE": 1.0, "False": 0.0, "false": 0.0, "FALSE": 0.0}
 """Words of a column of true and false, and the number of each as a feature."""
 _NUMBER = re.compile(NUMBER)
-_AMOUNT = r"([0-9]+[.,][0-9]+|[0-9]{1,3}([,.' _][0-9]{3})+([.,][0-9]+)?|[0-9]+)([eE][-+]?[0-9]+)?"
-_CURRENCY = "([$€£¥]|EUR|USD|GBP|CHF)"
-_LIKE_NUMBER = re.compile(  # then 12.5 kg; (12.50) and '0.5' and ~0.5; 12.50- and 0.5*; 1.5D+01
-    rf"[-+]?{_CURRENCY}? ?[-+]?{_AMOUNT} ?([%‰]|{_CURRENCY})?|[-+]?[0-9]+[.,][0-9]+ "
-    rf"?[^\W\d_]{{1,5}}"
-    r"|[=('\"~≈]{1,2}[-+]?[0-9]+[.,][0-9]+[)'\"]?|[0-9]+[.,][0-9]+ "
-    r"?[-*†‡]+|[-+]?[0-9]+[.,][0-9]+[dD][-+]?[0-9]+"
-)
-_MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\uff0d", "------")
 _MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _DAY = r"((mon|tue|wed|thu|fri|sat|sun)[a-z]*[., ]+)?"
 _CLOCK = r"\d\d?:\d\d(:\d\d(\.\d+)?)?"
@@ -59,10 +51,16 @@ _LIKE_DATE = (
     )
 )
 _LIKE_TIME = re.compile(rf"{_CLOCK}( ?[ap]\.?m\.?)?", re.A | re.I)
-_LIKE_SPAN = re.compile(
-    rf"[-+]?\d+ days?,?( [-+]?{_CLOCK})?|P(?=\d|T\d)(\d+[YMWD])*(T(\d+[HMS])+)?", re.A
+_SPAN = (
+    r"\d+([.,]\d+)? ?(y|yrs?|years?|mos?|months?|w|wks?|weeks?|d|h|hrs?|hours?|m|mins?|minutes?|"
+    r"s|secs?|seconds?)"
 )
-_LIKE_PAIR = re.compile(r"\d+([.,]\d+)? ?/ ?\d+([.,]\d+)?", re.A)
+_LIKE_SPAN = re.compile(
+    rf"[-+]?\d+ days?,?( [-+]?{_CLOCK})?|P(?=\d|T\d)(\d+[YMWD])*(T(\d+[HMS])+)?|"
+    # 1h 30m, 2 weeks and 3 days, 1h30
+    rf"{_SPAN}((,? | and )?({_SPAN}|\d+ ?days?))+|\d+ ?days?((,? | and )?{_SPAN})+|\d+h\d\d",
+    re.A | re.I,
+)
 _REPAIRS = {
     "numbers": "write digits and a decimal point only",
     "dates": "write them as 2022-01-31",
@@ -98,21 +96,6 @@ def is_number(word: str) -> bool:
     return _NUMBER.fullmatch(word) is not None
 
 
-def like_number(word: str) -> bool:
-    """Whether a word looks like a number that the grammar does not read, such as 36,9 or 45 % or
-    1'000 or 12.5 kg.
-    """
-    plain = unicodedata.normalize("NFKC", word).translate(_MINUS)
-    # digits of other scripts
-    plain = "".join(str(unicodedata.decimal(sign, sign)) for sign in plain)
-    return not is_number(word) and _LIKE_NUMBER.fullmatch(plain) is not None
-
-
-def like_pair(word: str) -> bool:
-    """Whether a word is two numbers with a slash between them, such as a blood pressure, 120/80."""
-    return _LIKE_PAIR.fullmatch(word) is not None
-
-
 def like_date(word: str) -> bool:
     """Whether a word has the form of a date."""
     return ISO_DATE.fullmatch(word) is not None or DAY_OR_MONTH_FIRST.fullmatch(word) is not None
@@ -129,12 +112,13 @@ def unread(words: Mapping[str, int], grammar: "Grammar") -> str:
     """
     rows = sum(words.values())
     known = sum(count for word, count in words.items() if grammar.is_number(word))
+    like = amounts(words, grammar.is_number)
     forms: tuple[Callable[[str], object], ...] = (
-        lambda word: is_number(word) or like_number(word),
+        lambda word: is_number(word) or word in like,
         _LIKE_DATE.fullmatch,
         _LIKE_TIME.fullmatch,
         _LIKE_SPAN.fullmatch,
-        lambda word: len(words) > MOST_NUMBERS and like_pair(word),
+        lambda word: len(words) > MOST_NUMBERS and is_pair(word),
     )
     for what, form in zip(_REPAIRS, forms, strict=True):
         odd = [word for word in words if form(word) and not grammar.is_number(word)]
@@ -192,20 +176,15 @@ def moments(words: Collection[str], column: str) -> Mapping[str, float]:
         DataError: the words are none of these, or may be read in two ways.
     """
     if all(map(is_number, words)):
-        _refuse_packed(words, column)
+        refuse_disordered(words, column)
         return {word: float(word) for word in words}
     names = {word: _month(word) for word in words}
     if all(names.values()):
         return {word: float(number) for word, number in names.items()}
-    found = {word: match for word in words if (match := ISO_DATE.fullmatch(word))}
-    if len(found) == len(words):
-        return _iso(found, column)
-    first = {word: match for word in words if (match := DAY_OR_MONTH_FIRST.fullmatch(word))}
-    if len(first) == len(words):
-        return _days(first, column)
-    odd = next(
-        word for word in words if word not in found and word not in first and not is_number(word)
-    )
+    if any(map(like_date, words)):
+        order = date_order(words, column)
+        return {word: _seconds(word, column, order) for word in words}
+    odd = next(word for word in words if not is_number(word))
     raise DataError(
         f"Column {column!r} must order the rows in time, but has values such as {odd[:40]!r}, "
         "which is neither a number nor a date: write dates as 2022-01-31, months as numbers, or "
@@ -213,15 +192,14 @@ def moments(words: Collection[str], column: str) -> Mapping[str, float]:
     )
 
 
-def _refuse_packed(words: Collection[str], column: str) -> None:
-    """Raise DataError for dates of eight digits without signs that do not begin with the year."""
-    packed = len(words) > 1 and all(re.fullmatch("[0-9]{8}", word) for word in words)
-    if packed and not all("1800" <= word[:4] <= "2200" and word[4:6] <= "12" for word in words):
-        first = next(iter(words))
-        if all("1800" <= word[4:] <= "2200" for word in words):
-            raise DataError(
-                f"Column {column!r} has dates such as {first!r}: write them as 2022-01-31."
-            )
+def refuse_disordered(words: Collection[str], column: str) -> None:
+    """Raise DataError if words that are numbers are dates that have another order as numbers."""
+    if form := disordered(words):
+        raise DataError(
+            f"Column {column!r} has numbers such as {next(iter(words))[:40]!r}, which may be "
+            f"{form}: as numbers they are not in the order of time. Write dates as 2022-01-31, or "
+            "name other columns."
+        )
 
 
 def _month(word: str) -> int:
@@ -256,25 +234,11 @@ def date_order(words: Collection[str], column: str) -> Order:
     return "iso"
 
 
-def _iso(found: Mapping[str, re.Match[str]], column: str) -> dict[str, float]:
-    _refuse_mixed_zones(found, column)
-    return {word: _seconds(word, column, *match.groups()) for word, match in found.items()}
-
-
 def _refuse_mixed_zones(found: Mapping[str, re.Match[str]], column: str) -> None:
     if len({bool(match[8]) for match in found.values()}) > 1:
         raise DataError(
             f"Column {column!r} has times with and without a time zone; write all in one way."
         )
-
-
-def _days(found: Mapping[str, re.Match[str]], column: str) -> dict[str, float]:
-    day_first = _order(found, column) == "day"
-    parts = {
-        word: (m[4], *((m[3], m[1]) if day_first else (m[1], m[3])), *m.group(5, 6, 7))
-        for word, m in found.items()
-    }
-    return {word: _seconds(word, column, *part) for word, part in parts.items()}
 
 
 def _order(found: Mapping[str, re.Match[str]], column: str) -> Order:
@@ -294,34 +258,13 @@ def _order(found: Mapping[str, re.Match[str]], column: str) -> Order:
     return "day" if day_first else "month"
 
 
-def _seconds(
-    word: str,
-    column: str,
-    year: str,
-    month: str,
-    day: str,
-    hour: str | None = None,
-    minute: str | None = None,
-    second: str | None = None,
-    fraction: str | None = None,
-    zone: str | None = None,
-) -> float:
+def _seconds(word: str, column: str, order: Order) -> float:
     """Seconds since 1970; a time without a zone is taken as UTC."""
     try:
-        at = datetime(
-            int(year),
-            int(month),
-            int(day),
-            int(hour or 0),
-            int(minute or 0),
-            int(second or 0),
-            tzinfo=UTC,
-        )
+        at = moment_of(word, order)
     except ValueError as error:
         raise DataError(
             f"Column {column!r} has {word!r}, which is no date ({error}); correct it."
         ) from None
-    if zone and zone[0] in "+-":
-        ahead = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
-        at -= ahead if zone[0] == "+" else -ahead
-    return at.timestamp() + float(f"0.{fraction or 0}")
+    assert at is not None
+    return at.timestamp()

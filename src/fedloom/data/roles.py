@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
+from fedloom.core.statistics import constant
+from fedloom.data.amounts import is_pair
 from fedloom.data.columns import RawColumn, known_words
 from fedloom.data.grammar import (
     MOST_NUMBERS,
     Grammar,
+    date_order,
     dated,
     is_number,
-    like_pair,
     moments,
     nearly_equal,
+    refuse_disordered,
     unread,
 )
 from fedloom.data.options import UNORDERED, DataOptions, Kind, OwnFile, SplitColumns, Understanding
@@ -241,9 +244,10 @@ def understand(
     some = kept if len(kept) < len(y) else slice(None)  # all rows without a copy
     y_kept, groups_kept = y[some], None if groups is None else groups[some]
     present = np.unique(y_kept)
-    if len(present) < 2 and y.dtype.kind == "f":
+    if y.dtype.kind == "f" and (len(present) < 2 or constant(y_kept)):
         raise DataError(
-            f"Column {label!r} of {name!r} must have different numbers, but has {len(present)}."
+            f"Column {label!r} of {name!r} must have different numbers, but has "
+            f"{min(len(present), 1)}."
         )
     if len(present) < 2:
         only = classes[int(present[0])] if len(present) else "none"
@@ -683,6 +687,7 @@ def _guess_group(columns: Mapping[str, RawColumn], label: str, options: DataOpti
             column not in (label, options.id)
             and word.split("_")[-1] in _OWNERS
             and not found.missing.any()
+            and not found.is_inexact
         )
         if plausible and 2 <= len({*found.text}) <= max(2, len(found) // 10):
             return column
@@ -695,6 +700,8 @@ def _guess_unit(columns: Mapping[str, RawColumn], groups: np.ndarray | None) -> 
     """
     for column, found in columns.items():
         if not (_names_rows(column) or _UNIT.search(column)) or found.missing.any():
+            continue
+        if found.is_inexact:
             continue
         codes = np.unique(found.text, return_inverse=True)[1].reshape(-1)
         count = int(codes.max()) + 1
@@ -730,7 +737,10 @@ def _times(column: RawColumn) -> np.ndarray:
     are no times.
     """
     if column.values.dtype.kind != "O" and not column.is_text:
-        return column.values.astype(np.float64)
+        numbers = column.values.astype(np.float64)
+        known = np.unique(numbers[~np.isnan(numbers)]).tolist()
+        refuse_disordered([str(int(n)) if n.is_integer() else repr(n) for n in known], column.name)
+        return numbers
     places = moments(known_words(column.words), column.name)
     return np.array([np.nan if word is None else places[word] for word in column.words])
 
@@ -755,7 +765,8 @@ def _features(
         values = found.values
         known = values[kept][~found.missing[kept]]
         words = _counted(known) if known.dtype.kind == "O" else {}
-        count = len(words) or len(different(known))
+        same = known.dtype.kind == "f" and len(known) > 0 and bool(constant(known))
+        count = len(words) or (1 if same else len(different(known)))
         asked = options.encode.get(column)
         if words and not asked and not (column not in options.keep and _names_rows(column)):
             refuse_mistakes(column, words, found.grammar)
@@ -765,7 +776,7 @@ def _features(
             and len(known) == len(kept)
             and not words
             and abs(known[0]) >= 2.0**53
-            and len(found.counts) > 1
+            and found.merges
         ):
             reason = "whole numbers above 2**53, which float64 does not tell apart"
             table.drop(column, reason)
@@ -792,10 +803,7 @@ def _features(
             kinds[column] = "category" if count <= MAX_WORDS else "text"
             if unclear == DATES:
                 kinds[column] = "date"
-                notes.append(
-                    f"Column {column!r} has dates, which become years and parts of a circle. "
-                    f"{_SAYS} or data.drop."
-                )
+                notes.append(_date_note(column, words))
             elif unclear and column not in options.keep:
                 free[column] = f"{count} different {unclear}"
             elif kinds[column] == "text":
@@ -823,6 +831,18 @@ def _features(
             "data.keep."
         )
     return kinds
+
+
+def _date_note(column: str, words: Collection[str]) -> str:
+    """A note on a column of dates: what becomes of them, or why a run will refuse them."""
+    try:
+        date_order(words, column)
+    except DataError as error:
+        return str(error)
+    return (
+        f"Column {column!r} has dates, which become years and parts of a circle. {_SAYS} or "
+        "data.drop."
+    )
 
 
 def _typed(column: RawColumn, kind: Kind) -> np.ndarray:
@@ -958,7 +978,7 @@ def _word_notes(column: str, words: Collection[str], grammar: Grammar, so: str) 
             f"Column {column!r} has {_some(gaps)}, taken as written: if missing values are "
             "meant, list them in data.missing_words."
         )
-    if (pairs := [word for word in words if like_pair(word)]) and 2 * len(pairs) > len(words):
+    if (pairs := [word for word in words if is_pair(word)]) and 2 * len(pairs) > len(words):
         notes.append(
             f"Column {column!r} has pairs of numbers such as {pairs[0]!r}, taken as words: if "
             "they are measured, write each number in a column of its own."
@@ -992,7 +1012,7 @@ def _number_notes(column: str, found: RawColumn, known: np.ndarray) -> list[str]
         return []
     if notes := _far_notes(column, known):
         return notes
-    if np.abs(known).max() >= 2.0**53 and len(found.counts) > len(different(known)):
+    if np.abs(known).max() >= 2.0**53 and found.merges:
         return [
             f"Column {column!r} has whole numbers of 2**53 or more, whose last digits are lost: "
             f"if they are codes, set data.encode.{column} = 'category'; else subtract the same "

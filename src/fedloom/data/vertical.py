@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError
+from fedloom.core.statistics import deviations
 from fedloom.data.dataset import Kind, array_problem
 from fedloom.data.encoder import TableEncoder
 from fedloom.data.grammar import PLAIN, Grammar
@@ -121,7 +122,7 @@ class VerticalDataset:
 
 def scale_of(labels: np.ndarray) -> tuple[float, float]:
     """Mean and s.d. of numbers to predict (N_a,), 1 if they are equal."""
-    return float(labels.mean()), float(labels.std()) or 1.0
+    return float(labels.mean()), float(deviations(labels))
 
 
 def ranges(aligned: int, unaligned: int, test: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -25,6 +25,7 @@ from fedloom import methods
 from fedloom.core.errors import DataError, ModelError, warn_once
 from fedloom.core.method import Method
 from fedloom.core.objects import hold
+from fedloom.core.statistics import constant
 from fedloom.data.columns import RawColumn, array_of, columns_of, joined, stacked
 from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import offset_of
@@ -466,7 +467,7 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     x = np.ascontiguousarray(x, dtype=np.float32)
     if x.ndim == 2 and len(x):
         deviations = x.std(axis=0)
-        moving = deviations[deviations > 0]
+        moving = deviations[~constant(x)]
         if len(moving) and moving.max() > WIDE * moving.min():
             logging.getLogger("fedloom").warning(
                 "data: the standard deviations of the columns range from %.3g to %.3g, and "
