@@ -82,7 +82,7 @@ def export(
             f"{exported.rounds} rounds.",
             soft_wrap=True,
         )
-    out.print(f"verified: predictions match the run on {exported.tried} test rows")
+    out.print(f"verified: predictions match the run on {exported.tried} {exported.on}")
     written("written", exported.folder)
 
 

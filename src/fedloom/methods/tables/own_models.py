@@ -66,14 +66,19 @@ def columns(party: InContext, x: Tensor) -> np.ndarray:
     """The columns (n, p) float32 of raw rows x (n, ...), filled and scaled by the
     party's own rows.
     """
-    fill, mean, scale = kept(
-        party.context, "own scales", "", lambda: _scales(_plain(party, party.context.rows.every))
-    )
+    fill, mean, scale = scales(party)
     plain = _plain(party, x)
     found: np.ndarray = ((np.where(np.isnan(plain), fill, plain) - mean) / scale).clip(
         -FARTHEST, FARTHEST
     )
     return found.astype(np.float32)
+
+
+def scales(party: InContext) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What fills each column (p,), and its mean and scale, by the party's own rows."""
+    return kept(
+        party.context, "own scales", "", lambda: _scales(_plain(party, party.context.rows.every))
+    )
 
 
 def count(party: InContext) -> int:
@@ -111,7 +116,7 @@ def width(party: InContext) -> int:
     return 1 if party.context.target is not None else int(party.context.classes)
 
 
-class _Constant:
+class Constant:
     """Of rows of one class, or without a column that varies."""
 
     def __init__(self, y: np.ndarray, number: bool) -> None:
@@ -136,7 +141,7 @@ def fitted(party: InContext, kind: str) -> tuple[Any, np.ndarray]:
         y = rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
         varies = x.max(0) > x.min(0)
         if not varies.any() or (not number and len(np.unique(y)) < 2):
-            return _Constant(y, number), varies
+            return Constant(y, number), varies
         model = plain_models.with_few_bins(MAKERS[kind](party.context.seed, number), len(x))
         return model.fit(x[:, varies], y), varies
 
@@ -178,7 +183,7 @@ def sent(kind: str, model: tuple[Any, np.ndarray], K: int) -> dict[str, Tensor]:
     used = np.flatnonzero(varies)
     if kind == "linear":
         weight, bias = np.zeros((K, len(varies))), np.full(K, 0.0 if K == 1 else NEVER)
-        if isinstance(box, _Constant):
+        if isinstance(box, Constant):
             if K == 1:
                 bias[:] = box.predict(np.zeros((1, 1)))
             else:
@@ -193,7 +198,7 @@ def sent(kind: str, model: tuple[Any, np.ndarray], K: int) -> dict[str, Tensor]:
         else:
             weight[np.ix_(box.classes_, used)], bias[box.classes_] = box.coef_, box.intercept_
         return tensors(weight=weight, bias=bias)
-    if isinstance(box, _Constant):
+    if isinstance(box, Constant):
         leaf = predicted((box, varies), np.zeros((1, len(varies)), np.float32), K)
         end = np.full(1, -1, np.int32)
         return tensors(
