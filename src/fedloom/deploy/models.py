@@ -10,6 +10,7 @@ own networks by name and runs no code of the folder, except a `network.py` that 
 import importlib.util
 import inspect
 import json
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +33,7 @@ from fedloom.data.grammar import BOOLEANS, MISSING_WORDS, NUMBER, Decimal, Gramm
 from fedloom.data.images import MODES
 from fedloom.deploy.folder import LARGEST_MANIFEST, NumberInfo, digest, readable, validating
 from fedloom.deploy.rows import RawRows, encode_images, raw_column, read_rows
-from fedloom.deploy.table_network import TableSettings, network_of, problem, source_of
+from fedloom.deploy.table_network import TableSettings, network_of, network_source, problem
 
 MODEL, WEIGHTS, NETWORK, PREDICT = "model.json", "model.safetensors", "network.py", "predict.py"
 _HEX = Field(pattern="^[0-9a-f]{64}$")
@@ -116,7 +117,7 @@ def write_model(
     """
     weights = save_tensors(dict(state))
     inputs: ModelInputs = values["inputs"]
-    source = network_file(network or source_of(), inputs).encode()
+    source = network_file(network or network_source(), inputs).encode()
     manifest = ModelManifest(
         **values,
         network_sha256=digest(source),
@@ -177,7 +178,7 @@ def load_model(folder: str | Path, *, trust: Collection[str] = ()) -> "DeployedM
     with validating(path):
         network.load_state_dict(state, assign=True)
         if manifest.table is not None:
-            if wrong := problem(manifest.table, state, shape):
+            if wrong := problem(manifest.table, state, math.prod(shape)):
                 raise CheckpointError(wrong)
             with torch.inference_mode():
                 if network(torch.zeros(1, *shape)).shape != (1, count):

@@ -18,7 +18,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import OneHot, TableEncoder, used_of
 from fedloom.data.tables import MISSING
 from fedloom.deploy.models import ModelInputs
-from fedloom.deploy.table_network import NODES, TableSettings
+from fedloom.deploy.table_network import TableSettings
 from fedloom.methods.distillation.steps import BlackBoxParty, current_fit
 from fedloom.methods.tables import design as designs
 from fedloom.methods.tables import mixed, own_models, steps
@@ -56,25 +56,20 @@ class Parts:
         self, kind: str, fitted: tuple[Any, np.ndarray], K: int, weight: float, **more: Any
     ) -> None:
         """Add a model of scikit-learn: see `own_models.fitted`."""
-        box = fitted[0]
-        plain = kind != "boosting" or isinstance(box, own_models.Constant)
-        kind = "forest" if plain and kind == "boosting" else kind
-        self.sent(
-            kind,
-            own_models.sent(kind, fitted, K) if plain else _boosted(*fitted, K),
-            K,
-            weight,
-            **more,
-        )
+        if kind != "boosting":
+            self.sent(kind, own_models.sent(kind, fitted, K), weight, **more)
+        elif isinstance(fitted[0], own_models.Constant):
+            self.sent("forest", own_models.sent("forest", fitted, K), weight, **more)
+        else:
+            link = "none" if self.number else "softmax"
+            self.add("thresholds", weight, _boosted(*fitted, K), link, **more)
 
-    def sent(self, kind: str, model: Any, K: int, weight: float, **more: Any) -> None:
+    def sent(self, kind: str, model: Any, weight: float, **more: Any) -> None:
         """Add a model that `own_models.sent` has made."""
-        link = "softmax" if K > 1 and kind != "forest" else "none"
-        if kind != "linear":
-            T = len(model["root"])
-            share = np.full(T, 1.0 if kind == "boosting" else 1 / T)
-            model, kind = {**model, "share": torch.from_numpy(share)}, "thresholds"
-        self.add(kind, weight, model, link, **more)
+        if kind == "linear":
+            self.add(kind, weight, model, "none" if self.number else "softmax", **more)
+        else:
+            self.add("thresholds", weight, {**model, "share": _shares(model)}, "none", **more)
 
     def settled(self) -> tuple[TableSettings, dict[str, Tensor]]:
         """The settings and the tensors."""
@@ -122,7 +117,7 @@ def table_network(data: Dataset, party: Any) -> tuple[TableSettings, dict[str, T
         share = (1 - weight) / len(party.cfg.kinds) / len(party.models)
         for kind in party.cfg.kinds:
             for one in party.models:
-                parts.sent(kind, one[kind], K, share, **read)
+                parts.sent(kind, one[kind], share, **read)
     elif isinstance(party, FedGLMClient | FedCoxClient) and party.design:
         _linear(parts, party, 1 - weight)
     elif "trees" in party.STATE and party.layout and len(party.trees["root"]):
@@ -239,49 +234,41 @@ def _raw_columns(data: Dataset) -> list[tuple[int, int, bool, int]]:
     ] or [(int(np.prod(data.input_shape)), int(np.prod(data.input_shape)), False, -1)]
 
 
+def _shares(model: Any) -> Tensor:
+    """The share of each tree in the mean of all."""
+    return torch.full((len(model["root"]),), 1 / len(model["root"])).double()
+
+
 def _boosted(box: Any, varies: np.ndarray, K: int) -> dict[str, Tensor]:
-    """Boosted trees as `own_models.sent` makes a forest, with values to be added; the first tree is
-    the baseline.
+    """Boosted trees as `own_models.sent` makes a forest, with values to be added; the first node is
+    the baseline, a tree of its own.
     """
-    used, base = np.flatnonzero(varies), np.asarray(box._baseline_prediction).ravel()
-    classes = getattr(box, "classes_", np.arange(1))
+    used, classes = np.flatnonzero(varies), getattr(box, "classes_", np.arange(1))
     places = classes[1:] if len(classes) == 2 else classes
     first = np.full((1, K), 0.0 if K == 1 else own_models.NEVER)
-    first[0, classes] = 0.0
-    first[0, places] = base
-    names = ("left", "right", "feature", "threshold", "value")
-    found: dict[str, list[np.ndarray]] = dict(
-        zip(
-            names,
-            ([x] for x in (-np.ones(1), -np.ones(1), -np.ones(1), np.zeros(1), first)),
-            strict=True,
-        )
+    first[0, classes] = 0
+    first[0, places] = np.ravel(box._baseline_prediction)
+    values, trees = [first], [(k, t) for lot in box._predictors for k, t in zip(places, lot)]  # noqa: B905
+    sizes = [1, *(len(tree.nodes) for _, tree in trees)]
+    starts = np.cumsum(sizes) - sizes
+    for k, tree in trees:
+        values.append(np.zeros((len(tree.nodes), K)))
+        values[-1][:, k] = tree.nodes["value"]
+    nodes = np.concatenate([tree.nodes for _, tree in trees])
+    inner, at = nodes["is_leaf"] == 0, np.repeat(starts[1:], sizes[1:])
+
+    def array(found: np.ndarray, leaf: float, dtype: Any) -> np.ndarray:
+        return np.array([leaf, *np.where(inner, found, leaf)], dtype)
+
+    return steps.tensors(
+        root=starts.astype(np.int32),
+        share=np.ones(len(starts)),
+        left=array(nodes["left"] + at, -1, np.int32),
+        right=array(nodes["right"] + at, -1, np.int32),
+        feature=array(used[np.where(inner, nodes["feature_idx"], 0)], -1, np.int32),
+        threshold=array(nodes["num_threshold"], 0, np.float64),
+        value=np.concatenate(values),
     )
-    roots = [0]
-    at = 1
-    for lot in box._predictors:
-        for k, tree in zip(places, lot, strict=True):
-            nodes = tree.nodes
-            inner = nodes["is_leaf"] == 0
-            value = np.zeros((len(nodes), K))
-            value[:, k] = np.where(inner, 0.0, nodes["value"])
-            for name, array in zip(
-                names,
-                (
-                    np.where(inner, nodes["left"].astype(np.int64) + at, -1),
-                    np.where(inner, nodes["right"].astype(np.int64) + at, -1),
-                    np.where(inner, used[nodes["feature_idx"].clip(max=len(used) - 1)], -1),
-                    np.where(inner, nodes["num_threshold"], 0.0),
-                    value,
-                ),
-                strict=True,
-            ):
-                found[name].append(array)
-            roots.append(at)
-            at += len(nodes)
-    whole = {name: np.concatenate(parts) for name, parts in found.items()}
-    whole |= {name: whole[name].astype(np.int32) for name in ("left", "right", "feature")}
-    return steps.tensors(root=np.array(roots, np.int32), **whole)
 
 
 def _linear(parts: Parts, party: FedGLMClient | FedCoxClient, weight: float) -> None:
@@ -290,8 +277,7 @@ def _linear(parts: Parts, party: FedGLMClient | FedCoxClient, weight: float) -> 
     kept, mean, scale = (design[name].numpy() for name in ("kept", "mean", "scale"))
     fixed = range(1, party.context.parties) if party.cfg.owners == "fixed" else range(0)
     beta = party.beta.numpy()
-    cox = isinstance(party, FedCoxClient)
-    beta = np.r_[0.0, beta][None] if cox else beta
+    beta = np.r_[0.0, beta][None] if isinstance(party, FedCoxClient) else beta
     slopes = np.zeros((len(beta), len(kept)))
     slopes[:, kept] = beta[:, 1:]
     effects = np.array([float(i == party.context.id) for i in fixed])
@@ -309,13 +295,13 @@ def _linear(parts: Parts, party: FedGLMClient | FedCoxClient, weight: float) -> 
     fill[places], spread[places] = mean[:end], np.where(kept, scale, 1)[:end]
     whole = np.zeros((len(beta), at))
     whole[:, places] = slopes[:, :end]
-    kind = "classes" if cox else family(party)
+    kind = "classes" if isinstance(party, FedCoxClient) else family(party)
     more: dict[str, Any] = {} if target is None else {"standard": (target.shift, target.scale)}
     if kind == "classes":
         whole, bias = np.r_[np.zeros((1, at)), whole], np.r_[0.0, bias]
     elif kind == "normal":
         y_mean, y_scale = design["outcome"].tolist()
-        if "ratio" in design:
+        if "ratio" in design and isinstance(party, FedGLMClient):
             bias = bias + mixed.effect(*rows_of(party, design), beta[0], design["ratio"])
         whole, bias = y_scale * whole, y_mean + y_scale * bias
     parts.scales("joint", fill, fill, spread)
@@ -325,27 +311,36 @@ def _linear(parts: Parts, party: FedGLMClient | FedCoxClient, weight: float) -> 
 
 def _trees(parts: Parts, party: Any, weight: float) -> None:
     """Add the joint trees, and those of the owner's own rows."""
-    cfg, joint = party.cfg, party.trees
+    cfg, joint = party.cfg, steps.trees_of(party.trees)
+    forest, K = "drawn" in party.STATE, own_models.width(party)
     if more := getattr(cfg, "own_trees", 0):
-        both = [steps.trees_of(joint), own_trees(party, more, start=party.scores)]
-        joint = steps.trees_tree(joined(both))
-    mix = getattr(cfg, "mix", 0)
-    forest = "drawn" in party.STATE
-    parts.state |= {f"bins_{name}": party.layout[name] for name in ("edges", "lengths", "category")}
-    own = steps.own_weight(party) if mix else 0.0
-    models = [(joint, weight * (1 - own))]
-    if mix:
+        joint = joined([joint, own_trees(party, more, start=party.scores)])
+    for name in ("edges", "lengths", "category"):
+        parts.state[f"bins_{name}"] = party.layout[name]
+    models = [(joint, weight)]
+    if mix := getattr(cfg, "mix", 0):
+        own = steps.own_weight(party)
         trees = own_forest(party) if isinstance(party, FedForestClient) else own_trees(party, mix)
-        models.append((steps.trees_tree(trees), own))
-    classes = party.context.classes
-    for trees, its in models:
-        parts.add(
-            "bins",
-            its,
-            {name: trees[name] for name in NODES},
-            "none" if forest or parts.number else "softmax",
-            floor=FLOOR if forest and not parts.number else 0.0,
-            outputs=classes if forest or classes > 2 else 1,
-            divisor=(len(trees["root"]) if forest else 1) if parts.number else 0,
-            owner=party.context.id if cfg.owner_column else -1,
+        models = [(joint, 1 - own), (trees, own)]
+    how: dict[str, Any] = {"link": "none"} if parts.number else {"link": "softmax"}
+    if forest and not parts.number:
+        how = {"link": "shares", "floor": FLOOR}
+    for trees, its_weight in models:
+        inner = trees.feature >= 0
+        value = trees.value * 2.0**-20
+        if value.shape[1] < K:  # tree t adds to output t, of two classes to the second
+            sizes = np.diff([*trees.root, len(value)])
+            places = np.arange(len(trees)) % (K - (K == 2)) + (K == 2)
+            value = value * np.eye(K)[np.repeat(places, sizes)]
+        share = 1 / len(trees) if forest and parts.number else 1.0
+        tensors = steps.tensors(
+            root=trees.root,
+            share=np.full(len(trees), share),
+            left=np.where(inner, trees.child, -1).astype(np.int32),
+            right=np.where(inner, trees.child + 1, -1).astype(np.int32),
+            feature=trees.feature.astype(np.int32),
+            threshold=trees.left,
+            value=value,
         )
+        owner = party.context.id if cfg.owner_column else -1
+        parts.add("bins", its_weight, tensors, **how, owner=owner)

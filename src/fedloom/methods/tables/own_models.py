@@ -117,16 +117,18 @@ def width(party: InContext) -> int:
 
 
 class Constant:
-    """Of rows of one class, or without a column that varies."""
+    """The model of labels y (n,) of one class, or of rows without a column that varies."""
 
     def __init__(self, y: np.ndarray, number: bool) -> None:
         self.classes_, counts = np.unique(y, return_counts=True)
         self._shares, self._mean, self._number = counts / len(y), float(y.mean()), number
 
     def predict(self, x: np.ndarray) -> np.ndarray:
+        """The mean of the labels for each row."""
         return np.full(len(x), self._mean)
 
     def predict_proba(self, x: np.ndarray) -> np.ndarray:
+        """The share of each class for each row."""
         return np.tile(self._shares, (len(x), 1))
 
 
