@@ -100,7 +100,7 @@ def write_models(
             "each owner predicts by models or an effect of its own besides; take an owner's folder"
         )
     elif first is not None and (
-        raw or (plan.server is not None and shared.same and len(networks) == len(plan.contexts))
+        raw or (plan.server is not None and shared.count == len(plan.contexts))
     ):
         if not raw and len(getattr(data, "fits", ())) > 1:
             skipped[SERVER] = "each client standardizes rows by its own; take a client's folder"
@@ -129,12 +129,12 @@ def _folders(names: Iterable[str]) -> list[str]:
 
 
 class _Shared:
-    """Whether all clients have networks that predict with equal weights, without any evaluation
-    mode.
+    """How many clients have networks that predict with equal weights, without any evaluation
+    mode, as the first one does.
     """
 
     def __init__(self) -> None:
-        self.same = False
+        self.count = 0
         self._first: dict[str, Tensor] | None = None
 
     def add(self, party: Party[object], broadcast: Mapping[str, Tree]) -> None:
@@ -142,12 +142,10 @@ class _Shared:
         with party.scratch():
             party.prepare(eval_mode="", broadcast=broadcast)
             own = {k: v.clone() for k, v in {**party.params, **party.buffers}.items()}
-        is_first = self._first is None
         first = self._first = self._first or own
-        same = own.keys() == first.keys() and all(
+        self.count += own.keys() == first.keys() and all(
             torch.equal(value, first[k]) for k, value in own.items()
         )
-        self.same = same and (is_first or self.same)
 
 
 def _write(

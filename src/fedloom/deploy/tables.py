@@ -124,7 +124,7 @@ def table_network(data: Dataset, party: Any) -> tuple[TableSettings, dict[str, T
         _trees(parts, party, 1 - weight)
     else:
         raise ModelError(
-            "it has no model of rows"
+            "its method learns no model of rows: run another one, such as fedforest"
             if not {"trees", "beta", "models"} & {*party.STATE}
             else "it has no model yet, as it took part in no round: let the run go on"
         )
