@@ -126,8 +126,8 @@ def test_the_recipe_of_a_trial_predicts_new_rows_as_its_run(
     another order.
     """
     columns = write_table(tmp_path / "t.csv", task, missing != "refuse", rich)
-    data = {"name": str(tmp_path / "t.csv"), "label": "y", "group": "site", "missing": missing}
-    data |= {"task": task, "public_rows": 0}
+    data: dict[str, Any] = {"name": str(tmp_path / "t.csv"), "label": "y", "group": "site"}
+    data |= {"task": task, "public_rows": 0, "missing": missing}
     models = {"pool": [model]} if model else {}
     fedloom.run(method, data=data, params=params, models=models, rounds=2, out=tmp_path / "run")
     done = export(tmp_path / "run", tmp_path / "out")
@@ -156,17 +156,21 @@ def test_the_recipe_of_a_trial_predicts_new_rows_as_its_run(
         own = np.array(
             [bool(not model or columns["site"][row].startswith(name[:3])) for row in rows]
         )
-        folder, close = tmp_path / "out" / name, {"rtol": 1e-4, "atol": 1e-4}
+        folder = tmp_path / "out" / name
         trust = [NETWORK] if method in CODE else []
         found = load_model(folder, trust=trust).predict(tmp_path / "new.csv")
-        np.testing.assert_allclose(found[own], want[own], **close)
+        np.testing.assert_allclose(found[own], want[own], rtol=1e-4, atol=1e-4)
         text = predict(folder, tmp_path / "new.csv")
-        np.testing.assert_allclose(numbers(text, found.shape[1])[own], want[own], **close)
+        np.testing.assert_allclose(
+            numbers(text, found.shape[1])[own], want[own], rtol=1e-4, atol=1e-4
+        )
         if name == "east":
             line = f"predict {folder} {tmp_path / 'new.csv'} --out {tmp_path / 'p.csv'}"
             call(line + " --trust network.py" * bool(trust), monkeypatch)
             text = (tmp_path / "p.csv").read_text()
-            np.testing.assert_allclose(numbers(text, found.shape[1])[own], want[own], **close)
+            np.testing.assert_allclose(
+                numbers(text, found.shape[1])[own], want[own], rtol=1e-4, atol=1e-4
+            )
 
 
 def numbers(text: str, count: int) -> np.ndarray:
