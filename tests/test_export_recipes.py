@@ -136,8 +136,11 @@ def test_the_recipe_of_a_trial_predicts_new_rows_as_its_run(
 
     plan = build(read(str(tmp_path / "run" / "config.toml")).run)
     saved, _ = checkpoint.newest(tmp_path / "run" / "checkpoints", fingerprint(plan))
-    assert saved is not None and plan.server is not None and plan.data.split is not None
-    plan.server.load(saved[1][plan.planner.server_name(plan)])
+    assert saved is not None and plan.data.split is not None
+    broadcast: Any = {}
+    if plan.server is not None:
+        plan.server.load(saved[1][plan.planner.server_name(plan)])
+        broadcast = plan.server.broadcast()
     rows = plan.data.split.test
     names = [name for name in columns if name not in ("site", "y")][::-1]
     with (tmp_path / "new.csv").open("w", newline="") as file:
@@ -148,7 +151,7 @@ def test_the_recipe_of_a_trial_predicts_new_rows_as_its_run(
         party = TrainedModels(plan, saved[1]).party(i)
         with party.scratch():
             mode = next(iter(plan.cfg.eval_modes), "")
-            party.prepare(eval_mode=mode, broadcast=plan.server.broadcast())
+            party.prepare(eval_mode=mode, broadcast=broadcast)
             out = party.infer(party.context.tests["test"].every).double()
         target = plan.data.target
         want = torch.softmax(out, -1).numpy() if target is None else target.in_unit(out.numpy())
