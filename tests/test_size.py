@@ -17,18 +17,18 @@ _spec.loader.exec_module(size)
 # another one here, so that the whole stays within its budget.
 WHOLE = 550
 BUDGET = {
-    "experiment": 112,
+    "experiment": 111,
     "methods": 113,
-    "remote": 66,
+    "remote": 65,
     "data": 62,
     "report": 46.5,
     "core": 40,
     "engines": 28.5,
     "cli": 23.5,
-    "deploy": 17.5,
+    "deploy": 19.75,
     "trees": 13,
     "protect": 12,
-    "sweep": 8,
+    "sweep": 7.75,
     "models": 7,
     "fedloom": 6.5,
 }

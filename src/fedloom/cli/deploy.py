@@ -82,8 +82,7 @@ def export(
             f"{exported.rounds} rounds.",
             soft_wrap=True,
         )
-    if exported.tried:
-        out.print(f"verified: predictions match the run on {exported.tried} rows")
+    out.print(f"verified: predictions match the run on {exported.tried} {exported.on}")
     written("written", exported.folder)
 
 

@@ -130,24 +130,27 @@ class BlackBoxModel:
 
 
 class FittedBlackBox:
-    """A fitted black box: the object, None if all rows had one class, and the class of each column
-    (k,) of its `predict_proba`.
+    """A fitted black box.
+
+    Attributes:
+        inner: the object; None if all rows had one class.
+        columns: the class (k,) of each column of its `predict_proba`.
     """
 
     def __init__(self, model: BlackBoxModel, inner: Any, columns: np.ndarray) -> None:
-        self._model, self._inner, self._columns = model, inner, columns
+        self._model, self.inner, self.columns = model, inner, columns
 
     def probs(self, x: Tensor) -> Tensor:
         """Probabilities (n, K) float32 of rows x (n, ...), none below the floor. Raises ModelError
         if the object's answers are not probabilities of its classes.
         """
         p = np.zeros((len(x), self._model.classes))
-        if self._inner is None:
-            p[:, self._columns] = 1.0
+        if self.inner is None:
+            p[:, self.columns] = 1.0
         elif len(x):
             with reproducible(self._model.seed):
-                p[:, self._columns] = self._checked(
-                    self._inner.predict_proba(flatten_rows(x)), len(x)
+                p[:, self.columns] = self._checked(
+                    self.inner.predict_proba(flatten_rows(x)), len(x)
                 )
         p = (
             self._model.min_probability
@@ -177,7 +180,7 @@ class FittedBlackBox:
         found = np.zeros(len(x))
         if len(x):
             with reproducible(self._model.seed):
-                found = np.asarray(self._inner.predict(flatten_rows(x)))
+                found = np.asarray(self.inner.predict(flatten_rows(x)))
         if (
             found.shape not in ((len(x),), (len(x), 1))
             or found.dtype.kind not in "biuf"
@@ -190,11 +193,11 @@ class FittedBlackBox:
 
     def _checked(self, answer: Any, rows: int) -> np.ndarray:
         p, name = np.asarray(answer), self._model.name
-        if p.shape != (rows, len(self._columns)):
+        if p.shape != (rows, len(self.columns)):
             raise ModelError(
                 f"{name}: predict_proba must give one column for each class in its classes_, or "
                 f"for all {self._model.classes} classes if it has no classes_: ({rows}, "
-                f"{len(self._columns)}), not {p.shape}"
+                f"{len(self.columns)}), not {p.shape}"
             )
         if (
             p.dtype.kind not in "biuf"

@@ -57,7 +57,9 @@ class Exported:
     bins: bool
     """Whether parties have bins of their columns in place of a network."""
     tried: int
-    """Number of test rows on which the folders' predictions match the run."""
+    """Least number of rows on which a folder's predictions match the run."""
+    on: str = "test rows"
+    """Which rows these are."""
 
 
 def export(
@@ -88,8 +90,8 @@ def export(
 
     Raises:
         ConfigError: folders already exist, or the models are at nodes.
-        CheckpointError: the run has no valid checkpoint, or a folder does not predict as the run
-            did.
+        CheckpointError: the run has no valid checkpoint, or none of its models has a folder that
+            predicts as the run did.
         FedloomError: the run cannot be rebuilt.
 
     Example:
@@ -109,6 +111,9 @@ def export(
     with _writable(target), tempfile.TemporaryDirectory(prefix=".new-", dir=target) as staging:
         work = _write_parties if plan.method.setting == "vertical" else write_models
         found = work(plan, states, done, Path(staging))
+        if not found.names:
+            reasons = [f"no folder for {name}: {why}" for name, why in found.skipped.items()]
+            raise CheckpointError("\n".join([f"{run} cannot be exported", *reasons]))
         _install(Path(staging), target, found.names)  # only verified folders replace others
     return Exported(
         target,
@@ -124,6 +129,7 @@ def export(
         hasattr(plan.method.client, "alone"),
         "no network" in plan.method.needs,
         found.tried,
+        found.on,
     )
 
 
@@ -158,16 +164,21 @@ def _write_parties(
         folders.write(staging / name, {**common, **own}, state)
     tried = _verify(staging, parties, sent, [*plan.architectures, *([str(page)] if page else [])])
     return WrittenModels(
-        names, {f"party-{m}": plan.architectures[m] for m in contributors}, {}, tried
+        names, {f"party-{m}": plan.architectures[m] for m in contributors}, {}, tried, "test rows"
     )
 
 
 @contextlib.contextmanager
 def _writable(target: Path) -> Iterator[None]:
     """Create the folder; an operating system's error inside is a `ConfigError` about it."""
+    new = not target.exists()
     try:
         target.mkdir(parents=True, exist_ok=True)
-        yield
+        try:
+            yield
+        finally:
+            if new and not any(target.iterdir()):  # no folder was written
+                target.rmdir()
     except OSError as error:
         raise ConfigError(
             f"{target} cannot be written ({error.strerror}); choose another --out"
@@ -275,6 +286,11 @@ def _verify(
     of test rows.
     """
     rows = 0
+    if not all(len(values) for values in sent.values()):
+        raise CheckpointError(
+            "the run has no test row on which folders can be compared with it: set "
+            "data.test_fraction above 0 and run again"
+        )
     for m in sent:
         tests = parties[m].context.tests["test"]
         rows = min(TRIED, len(tests))
@@ -297,7 +313,8 @@ def _verify(
 
 def _compare(name: str, run: torch.Tensor, folder: torch.Tensor) -> None:
     scale = max(1.0, float(run.abs().max()))
-    if run.shape != folder.shape or float((run - folder).abs().max()) > CLOSE * scale:
+    same = run.shape == folder.shape and float((run - folder).abs().max()) <= CLOSE * scale
+    if not same:  # also of a number that is not finite
         raise CheckpointError(
             f"the folder {name} does not predict as the run did: its party uses state that it "
             "does not export; add it to EXPORT on the method's page"

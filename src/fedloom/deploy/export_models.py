@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedloom import models
 from fedloom._version import __version__
+from fedloom.core.context import Rows
 from fedloom.core.errors import CheckpointError, ModelError
 from fedloom.core.message import Tree
 from fedloom.core.party import Party
@@ -27,7 +28,6 @@ from fedloom.deploy.models import NETWORK, ModelInputs, load_model, network_clas
 from fedloom.deploy.source import source, state_of, traced
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run.trained import TrainedModels
-from fedloom.methods.tables.fedglm import FedGLMClient
 
 SERVER = "server"
 """The folder of the model that all clients share."""
@@ -45,24 +45,26 @@ class WrittenModels:
         names: of the folders.
         networks: the network in each, by its folder's name.
         skipped: clients without a folder, with the reason.
-        tried: number of test rows on which predictions were compared.
+        tried: the least number of rows on which the predictions of a folder were compared.
+        on: which rows these are, such as "test rows".
     """
 
     names: list[str]
     networks: dict[str, str]
     skipped: dict[str, str]
     tried: int
+    on: str
 
 
 def write_models(
     plan: RunPlan, states: Mapping[str, Any], done: int, staging: Path
 ) -> WrittenModels:
     """Write and verify the folders of all models of a run, from the states of its parties after
-    `done` rounds.
+    `done` rounds. A client whose folder cannot be written, or does not predict as the run did, has
+    none.
 
     Raises:
         DataError: a client's state is at its node.
-        CheckpointError: a folder does not predict as the run did.
     """
     data = plan.data.dataset
     assert isinstance(data, Dataset)
@@ -71,53 +73,47 @@ def write_models(
         plan.server.load(states[plan.planner.server_name(plan)])
         broadcast = plan.server.broadcast()
     main = next(iter(plan.cfg.eval_modes), "")
-    found = WrittenModels([], {}, {}, 0)
-    trained = TrainedModels(plan, states)
-    tried, shared, first = 0, _Shared(), None
-    for i, name in enumerate(_folders(trained.names.values())):
+    networks, skipped = dict[str, str](), dict[str, str]()
+    compared: list[tuple[str, int]] = []
+    trained, shared, first = TrainedModels(plan, states), _Shared(), None
+
+    def write(i: int, name: str, mode: str) -> Party[Any] | None:
         party = trained.party(i)
-        if getattr(party.cfg, "own", ()):
-            found.skipped[name] = (
-                "it mixes models of the owner's own rows (params.own), which have no folder"
-            )
+        try:
+            compared.append(_write(plan, data, i, name, party, mode, broadcast, done, staging))
+        except (CheckpointError, ModelError) as error:  # other clients may have a folder
+            skipped[name] = str(error)
+            return None
+        networks[name] = plan.architectures[i]
+        return party
+
+    for i, name in enumerate(_folders(trained.names.values())):
+        party = write(i, name, main)
+        if party is None:
             continue
-        if plan.contexts[i].network is None and (
-            tables.has_trees(party) or tables.is_linear(party)
-        ):
-            tried = max(tried, _write_trees(plan, data, name, party, done, staging))
-            found.names.append(name)
-            found.networks[name] = plan.architectures[i]
-            continue
-        if plan.contexts[i].network is None:
-            black = f"a black box ({plan.architectures[i]}), whose state is not tensors"
-            found.skipped[name] = (
-                f"it has {black if plan.contexts[i].black_box else 'a model that is no network'}"
-            )
-            continue
-        first = party if i == plan.training[0] else first
-        tried = max(tried, _write(plan, data, i, name, party, main, broadcast, done, staging))
-        found.names.append(name)
-        found.networks[name] = plan.architectures[i]
-        shared.add(party, broadcast)
-    if found.names and first is None and not tables.is_joint(trained.party(plan.training[0])):
-        found.skipped[SERVER] = (
-            "each owner predicts by trees or an effect of its own besides; take an owner's folder"
+        first = i if first is None and i in plan.training else first
+        if plan.contexts[i].network is not None:
+            shared.add(party, broadcast)
+    raw = "raw rows" in plan.method.needs
+    if first is not None and raw and not tables.is_joint(trained.party(first)):
+        skipped[SERVER] = (
+            "each owner predicts by models or an effect of its own besides; take an owner's folder"
         )
-    elif found.names and first is None:  # all owners have the same trees
-        _write_trees(plan, data, SERVER, trained.party(plan.training[0]), done, staging)
-        found.names.append(SERVER)
-        found.networks[SERVER] = plan.architectures[0]
-    elif plan.server is not None and shared.same and not found.skipped:
-        i = plan.training[0]
-        if len(getattr(data, "fits", ())) > 1:
-            found.skipped[SERVER] = (
-                "each client standardizes rows by its own; take a client's folder"
-            )
-        elif first is not None:
-            _write(plan, data, i, SERVER, first, "", broadcast, done, staging)
-            found.names.append(SERVER)
-            found.networks[SERVER] = plan.architectures[i]
-    return WrittenModels(found.names, found.networks, found.skipped, tried)
+    elif first is not None and (
+        raw or (plan.server is not None and shared.count == len(plan.contexts))
+    ):
+        if not raw and len(getattr(data, "fits", ())) > 1:
+            skipped[SERVER] = "each client standardizes rows by its own; take a client's folder"
+        else:
+            write(first, SERVER, "")
+    which = sorted({on for on, _ in compared}, reverse=True)
+    return WrittenModels(
+        [*networks],
+        networks,
+        skipped,
+        min((rows for _, rows in compared), default=0),
+        f"{' or '.join(which)} rows",
+    )
 
 
 def _folders(names: Iterable[str]) -> list[str]:
@@ -133,10 +129,12 @@ def _folders(names: Iterable[str]) -> list[str]:
 
 
 class _Shared:
-    """Whether all clients predict with equal weights, without any evaluation mode."""
+    """How many clients have networks that predict with equal weights, without any evaluation
+    mode, as the first one does.
+    """
 
     def __init__(self) -> None:
-        self.same = True
+        self.count = 0
         self._first: dict[str, Tensor] | None = None
 
     def add(self, party: Party[object], broadcast: Mapping[str, Tree]) -> None:
@@ -145,10 +143,9 @@ class _Shared:
             party.prepare(eval_mode="", broadcast=broadcast)
             own = {k: v.clone() for k, v in {**party.params, **party.buffers}.items()}
         first = self._first = self._first or own
-        same = own.keys() == first.keys() and all(
+        self.count += own.keys() == first.keys() and all(
             torch.equal(value, first[k]) for k, value in own.items()
         )
-        self.same = self.same and same
 
 
 def _write(
@@ -161,16 +158,27 @@ def _write(
     broadcast: Mapping[str, Tree],
     done: int,
     staging: Path,
-) -> int:
-    """Write one folder, and compare it with the party; returns the number of rows compared."""
-    tests = party.context.tests.get("test") or party.context.tests["own"]
-    x = tests.x(torch.arange(min(ROWS, len(tests))))
+) -> tuple[str, int]:
+    """Write one folder, and compare it with the party on rows that it has; which rows these are,
+    and how many.
+
+    Raises:
+        ModelError: the model cannot be written, or there are no rows.
+        CheckpointError: the folder does not predict as the run did.
+    """
+    on, rows = compared_rows(party)
+    x = rows.x(torch.arange(min(ROWS, len(rows))))
+    raw = "raw rows" in plan.method.needs
+    model, norm, code, table = plan.architectures[i], plan.run.models.norm, "", None
     with party.scratch():
         party.prepare(eval_mode=mode, broadcast=broadcast)
         expected = plan.data.task.soft(party.infer(x))
-        graph = traced(party)
-        state = state_of(graph)
-    model, norm = plan.architectures[i], plan.run.models.norm
+        if plan.contexts[i].network is None:
+            table, state = tables.table_network(data, party)
+        else:
+            graph = traced(party)
+            state, code = state_of(graph), source(graph)
+    plain = table is None and _is_plain(model, data, plan.data.task.width, norm, state)
     values = {
         "fedloom": __version__,
         "owner": name,
@@ -179,54 +187,49 @@ def _write(
         "round": done,
         "classes": plan.data.classes,
         **number_of(plan),
-        "model": model if _is_plain(model, data, plan.data.task.width, norm, state) else None,
-        "norm": norm,
-        "inputs": _inputs(plan, data, i),
+        "model": model if plain else None,
+        "norm": None if table else norm,
+        "table": table,
+        "inputs": tables.inputs_of(data) if raw else _inputs(plan, data, i),
     }
-    write_model(staging / name, values, state, source(graph))
-    plain = network_class(staging / name / NETWORK)()
-    plain.load_state_dict(state)
+    write_model(staging / name, values, state, code)
+    alone = network_class(staging / name / NETWORK)()
+    alone.load_state_dict(state)
     loaded = load_model(staging / name, trust=[NETWORK]).network
-    for network in (plain.eval(), loaded):
+    inputs = tables.encoded(data, x) if raw else x
+    for network in (alone.eval(), loaded):
         with torch.inference_mode():
-            if float((plan.data.task.soft(network(x)) - expected).abs().max()) > CLOSE:
-                raise CheckpointError(
-                    f"the folder {name} does not predict as the run did: {plan.method.name} "
-                    "predicts by more than one forward pass of a network in evaluation mode "
-                    "(such as params.batchnorm=batch)"
+            apart = (plan.data.task.soft(network(inputs)) - expected).abs().max()
+        if not float(apart) <= CLOSE:  # also of a number that is not finite
+            why = (
+                ""
+                if raw
+                else (
+                    f": {plan.method.name} predicts by more than one forward pass of a network in "
+                    "evaluation mode (such as params.batchnorm=batch); predict in Python, with the "
+                    "result's models"
                 )
-    return len(x)
+            )
+            raise CheckpointError(f"its folder does not predict as the run did{why}")
+    return on, len(x)
 
 
-def _write_trees(
-    plan: RunPlan, data: Dataset, name: str, party: Party[object], done: int, staging: Path
-) -> int:
-    """As `_write`, for a party whose model are trees, or linear."""
-    rows = party.context.tests.get("test") or party.context.tests["own"]
-    x = rows.x(torch.arange(min(ROWS, len(rows))))
-    if isinstance(party, FedGLMClient):
-        source, state = tables.linear_network(data, party)
-    else:
-        source, state = tables.tree_network(data, party)
-    values = {
-        "fedloom": __version__,
-        "owner": name,
-        "method": plan.method.name,
-        "eval_mode": "",
-        "round": done,
-        "classes": plan.data.classes,
-        **number_of(plan),
-        "model": None,
-        "norm": None,
-        "inputs": tables.inputs_of(data),
-    }
-    write_model(staging / name, values, state, source)
-    with torch.inference_mode():
-        found = load_model(staging / name, trust=[NETWORK]).network(tables.encoded(data, x))
-    soft = plan.data.task.soft
-    if float((soft(found) - soft(party.infer(x))).abs().max()) > CLOSE:
-        raise CheckpointError(f"the folder {name} does not predict as the run did")
-    return len(x)
+def compared_rows(party: Party[object]) -> tuple[str, Rows]:
+    """Rows of a party on which its folder is compared with it, and which they are: test rows, or
+    training rows where there are none.
+
+    Raises:
+        ModelError: it has no rows.
+    """
+    c = party.context
+    found = {"test": c.tests.get("test"), "own test": c.tests.get("own"), "training": c.data}
+    for on, rows in found.items():
+        if rows is not None and len(rows):
+            return on.removeprefix("own "), rows
+    raise ModelError(
+        "it has no row on which its folder can be compared with the run: set data.test_fraction "
+        "or data.own_test_rows above 0 and run again"
+    )
 
 
 def number_of(plan: RunPlan) -> dict[str, Any]:

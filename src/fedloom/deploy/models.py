@@ -10,6 +10,7 @@ own networks by name and runs no code of the folder, except a `network.py` that 
 import importlib.util
 import inspect
 import json
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,7 @@ from fedloom.data.grammar import BOOLEANS, MISSING_WORDS, NUMBER, Decimal, Gramm
 from fedloom.data.images import MODES
 from fedloom.deploy.folder import LARGEST_MANIFEST, NumberInfo, digest, readable, validating
 from fedloom.deploy.rows import RawRows, encode_images, raw_column, read_rows
+from fedloom.deploy.table_network import TableSettings, network_of, network_source, problem
 
 MODEL, WEIGHTS, NETWORK, PREDICT = "model.json", "model.safetensors", "network.py", "predict.py"
 _HEX = Field(pattern="^[0-9a-f]{64}$")
@@ -83,6 +85,8 @@ class ModelManifest(BaseModel):
     it.
     """
     norm: Literal["group", "batch", "none"] | None
+    table: TableSettings | None = None
+    """Trees and linear models, which fedloom builds from these values and the tensors."""
     inputs: ModelInputs
     network_sha256: str = _HEX
     state_sha256: str = _HEX
@@ -101,7 +105,7 @@ class ModelManifest(BaseModel):
 
 
 def write_model(
-    folder: Path, values: Mapping[str, Any], state: Mapping[str, Tensor], network: str
+    folder: Path, values: Mapping[str, Any], state: Mapping[str, Tensor], network: str = ""
 ) -> None:
     """Write a folder, the manifest last.
 
@@ -109,21 +113,20 @@ def write_model(
         folder: created if missing.
         values: of a `ModelManifest`, except the files' digests and sizes.
         state: the state dict.
-        network: the source of the class `Network`.
+        network: the source of the class `Network`; that of `values["table"]` needs none.
     """
     weights = save_tensors(dict(state))
     inputs: ModelInputs = values["inputs"]
-    source = network_file(network, inputs).encode()
+    source = network_file(network or network_source(), inputs).encode()
     manifest = ModelManifest(
         **values,
         network_sha256=digest(source),
         state_sha256=digest(weights),
         state_bytes=len(weights),
     )
-    text = (
-        json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
-        + "\n"
-    )
+    # an earlier version reads the folder of a network, which has no table
+    content = manifest.model_dump(mode="json", exclude=None if manifest.table else {"table"})
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     usage = "ROWS.csv" if inputs.kind == "table" else "IMAGE.png"
     script = _PREDICT if manifest.number is None else _PREDICT_NUMBER
@@ -165,13 +168,21 @@ def load_model(folder: str | Path, *, trust: Collection[str] = ()) -> "DeployedM
         if not all(value.isfinite().all() for value in state.values()):
             raise CheckpointError("a weight is not finite")
         shape, count = manifest.inputs.shape, manifest.outputs
-        if manifest.model is not None:
+        if manifest.table is not None:
+            network = network_of(manifest.table)
+        elif manifest.model is not None:
             with torch.device("meta"):
                 network = models.build(manifest.model, shape, count, manifest.norm)
-    if manifest.model is None:
+    if manifest.table is None and manifest.model is None:
         network = _own_network(path, manifest, trust)
     with validating(path):
         network.load_state_dict(state, assign=True)
+        if manifest.table is not None:
+            if wrong := problem(manifest.table, state, math.prod(shape)):
+                raise CheckpointError(wrong)
+            with torch.inference_mode():
+                if network(torch.zeros(1, *shape)).shape != (1, count):
+                    raise CheckpointError(f"its models do not give {count} outputs")
         return DeployedModel(manifest, network.eval())
 
 

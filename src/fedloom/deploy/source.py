@@ -59,8 +59,10 @@ def traced(party: Party[object]) -> fx.GraphModule:
     try:
         graph = fx.symbolic_trace(module.eval())
     except Exception as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
         raise ModelError(
-            f"the network of a {type(party).__name__} cannot be traced ({error})"
+            f"the network of a {type(party).__name__} cannot be traced ({why}): predict in "
+            "Python, with the result's models"
         ) from None
     graph.graph.eliminate_dead_code()
     graph.recompile()

@@ -1,189 +1,164 @@
-"""The models of methods that read raw rows, trees and regressions, as plain PyTorch: the code of a
-folder's network.
+"""The models of methods that read raw rows, and black boxes of trees or linear models, as the parts
+of a `TableNetwork`.
 
-A folder's `read_rows` encodes words one-hot, as for networks, so that these classes first put one
+A folder's `read_rows` encodes words one-hot, as for networks, so that the network first puts one
 column together for each raw one.
 """
 
-import inspect
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fedloom.core.black_box import FittedBlackBox
+from fedloom.core.errors import ModelError
 from fedloom.core.party import Party
 from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import OneHot, TableEncoder, used_of
 from fedloom.data.tables import MISSING
 from fedloom.deploy.models import ModelInputs
-from fedloom.methods.tables import mixed, steps
-from fedloom.methods.tables.design import indicators
+from fedloom.deploy.table_network import TableSettings
+from fedloom.methods.distillation.steps import BlackBoxParty, current_fit
+from fedloom.methods.tables import design as designs
+from fedloom.methods.tables import mixed, own_models, steps
+from fedloom.methods.tables.exchange import ExchangeClient
 from fedloom.methods.tables.fedboost import own_trees
-from fedloom.methods.tables.fedforest import FLOOR as FOREST_FLOOR
-from fedloom.methods.tables.fedforest import FedForestClient, own_forest
+from fedloom.methods.tables.fedcox import FedCoxClient
+from fedloom.methods.tables.fedforest import FLOOR, FedForestClient, own_forest
 from fedloom.methods.tables.fedglm import FedGLMClient, family, rows_of
-from fedloom.trees.model import Trees, joined
+from fedloom.trees.model import joined
 
-# `TreeNetwork` is written into folders as `Network`, with values of these names before it.
-BUFFERS: dict[str, tuple[str, tuple[int, ...]]] = {}
-"""The dtype and shape of each tensor."""
-COLUMNS: list[tuple[int, int, bool, int]] = []
-"""Of each raw column its inputs, how many of them are used, whether they are words, and the place
-of a missing word.
-"""
-OUTPUTS = 1
-"""Sums of leaves of a row."""
-FLOOR = 0.0
-"""The smallest probability of a forest; 0 for boosting."""
+BOXES = {"forest": "forest", "boosting": "boosting", "logistic": "linear", "ridge": "linear"}
+"""Black boxes that are parts of a `TableNetwork`, by the kinds of `own_models`."""
 
 
-DIVISOR = 0
-"""For a standardized number what the sum of leaves is divided by; 0 for classes."""
-OWNER = -1
-"""The owner's number, if it is the last column."""
-OWN_WEIGHT = 0.0
-"""The weight of the owner's own trees, the buffers `own_root` and so on, in the mean with the joint
-ones.
-"""
-OWN_DIVISOR = 0
-"""As `DIVISOR`, of the owner's own trees."""
+class Parts:
+    """The parts of a `TableNetwork` and their tensors, as they are added."""
 
+    def __init__(self, data: Dataset, number: bool) -> None:
+        self.columns, self.number = _raw_columns(data), number
+        self.state: dict[str, Tensor] = {}
+        self._parts: list[dict[str, Any]] = []
 
-class TreeNetwork(nn.Module):
-    """Trees over bins: logits (n, K), or a standardized number (n, 1), of rows (n, F)."""
+    def add(self, kind: str, weight: float, tensors: Any, link: str, **more: Any) -> None:
+        """Add a part."""
+        name = f"{kind}{len(self._parts)}"
+        self._parts.append({"name": name, "kind": kind, "weight": weight, "link": link, **more})
+        self.state |= {f"{name}_{key}": torch.as_tensor(x) for key, x in tensors.items()}
 
-    edges: torch.Tensor
-    lengths: torch.Tensor
-    category: torch.Tensor
+    def scales(self, name: str, *arrays: np.ndarray) -> None:
+        """Set what fills columns (p,), and their means and scales."""
+        for key, values in zip(("fill", "mean", "scale"), arrays, strict=True):
+            self.state[f"{name}_{key}"] = torch.as_tensor(values, dtype=torch.float64)
 
-    def __init__(self) -> None:
-        super().__init__()
-        for name, (dtype, shape) in BUFFERS.items():
-            self.register_buffer(name, torch.zeros(shape, dtype=getattr(torch, dtype)))
+    def model(
+        self, kind: str, fitted: tuple[Any, np.ndarray], K: int, weight: float, **more: Any
+    ) -> None:
+        """Add a model of scikit-learn: see `own_models.fitted`."""
+        if kind != "boosting":
+            self.sent(kind, own_models.sent(kind, fitted, K), weight, **more)
+        elif isinstance(fitted[0], own_models.Constant):
+            self.sent("forest", own_models.sent("forest", fitted, K), weight, **more)
+        else:
+            link = "none" if self.number else "softmax"
+            self.add("thresholds", weight, _boosted(*fitted, K), link, **more)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits (n, K), or a number (n, 1)."""
-        columns, at = [], 0
-        for width, used, words, missing in COLUMNS:
-            part, at = x[:, at : at + width], at + width
-            if words:
-                place = part.argmax(1).float()
-                gap = (part.sum(1) == 0) | (place == missing)
-                part = torch.where(gap, torch.tensor(float("nan")), place)[:, None]
-            columns.append(part[:, :used])
-        if OWNER >= 0:
-            columns.append(torch.full((len(x), 1), float(OWNER)))
-        raw = torch.cat(columns, 1)
-        signed = (raw + 0.0).view(torch.int32).long() & 0xFFFFFFFF
-        keys = torch.where(signed >= 2**31, 2**32 - 1 - signed, signed + 2**31)
-        bins = torch.zeros(raw.shape, dtype=torch.long)
-        for f, edges in enumerate(torch.split(self.edges, self.lengths.tolist())):
-            place = torch.searchsorted(edges, keys[:, f].contiguous(), right=True)
-            if self.category[f] and len(edges):
-                same = raw[:, f, None] == edges
-                place = torch.where(same.any(1), same.int().argmax(1), len(edges))
-            elif self.category[f]:
-                place = torch.zeros_like(place)
-            bins[:, f] = torch.where(raw[:, f].isnan(), 0, place + 1)
-        joint = self.outputs(bins, "", DIVISOR)
-        if not OWN_WEIGHT:
-            return joint
-        own = self.outputs(bins, "own_", OWN_DIVISOR)
-        if DIVISOR:
-            return (1 - OWN_WEIGHT) * joint + OWN_WEIGHT * own
-        return torch.log((1 - OWN_WEIGHT) * joint.softmax(-1) + OWN_WEIGHT * own.softmax(-1))
+    def sent(self, kind: str, model: Any, weight: float, **more: Any) -> None:
+        """Add a model that `own_models.sent` has made."""
+        if kind == "linear":
+            self.add(kind, weight, model, "none" if self.number else "softmax", **more)
+        else:
+            self.add("thresholds", weight, {**model, "share": _shares(model)}, "none", **more)
 
-    def outputs(self, bins: torch.Tensor, which: str, divisor: int) -> torch.Tensor:
-        """Logits (n, K), or a number (n, 1), of bins (n, F) by the joint trees, or those of the
-        owner's rows alone.
-        """
-        root, feature, left, child, value = (
-            self.get_buffer(which + name) for name in ("root", "feature", "left", "child", "value")
-        )
-        total = torch.zeros(len(bins), OUTPUTS, dtype=torch.long)
-        for t, first in enumerate(root.tolist()):
-            node = torch.full((len(bins),), first)
-            while bool((feature[node] >= 0).any()):
-                column = feature[node].long()
-                place = bins.gather(1, column.clamp(min=0)[:, None])[:, 0]
-                goes = (left[node, place // 8] >> (7 - place % 8)) & 1
-                node = torch.where(column >= 0, child[node].long() + 1 - goes, node)
-            if value.shape[1] == 1:
-                total[:, t % OUTPUTS] += value[node, 0]
-            else:
-                total += value[node]
-        if divisor:
-            return (total.double() * 2.0**-20 / divisor).float()
-        if FLOOR:
-            p = total / total.sum(1, keepdim=True)
-            return torch.log(FLOOR + (1 - OUTPUTS * FLOOR) * p)
-        s = (total * 2.0**-20).float()
-        return torch.cat([torch.zeros_like(s), s], 1) if OUTPUTS == 1 else s
-
-
-FAMILY = ""
-"""Of a linear model: "classes", "normal" or "poisson"."""
-STANDARD = (0.0, 1.0)
-"""Mean and s.d. of a number to predict."""
-
-
-class LinearNetwork(nn.Module):
-    """A linear model: logits (n, K), or a standardized number (n, 1), of rows (n, F). A missing
-    value counts as its column's mean.
-    """
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-    fill: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name, (dtype, shape) in BUFFERS.items():
-            self.register_buffer(name, torch.zeros(shape, dtype=getattr(torch, dtype)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits (n, K), or a number (n, 1)."""
-        parts, at = [], 0
-        for width, _, words, missing in COLUMNS:
-            part, fill = x[:, at : at + width].double(), self.fill[at : at + width]
-            gap = part.isnan()
-            if words:
-                gap = ((part.sum(1) == 0) | (part.argmax(1) == missing))[:, None]
-            parts.append(torch.where(gap, fill, part))
-            at += width
-        eta = torch.cat(parts, 1) @ self.weight.T + self.bias
-        if FAMILY == "classes":
-            return torch.cat([torch.zeros_like(eta[:, :1]), eta], 1).log_softmax(1).float()
-        found = eta.exp() if FAMILY == "poisson" else eta
-        return ((found - STANDARD[0]) / STANDARD[1]).float()
-
-
-def is_linear(party: Party[object]) -> bool:
-    """Whether a party's model is linear in the columns of its rows, and has coefficients."""
-    return (
-        isinstance(party, FedGLMClient) and party.cfg.missing == "leave out" and bool(party.design)
-    )
-
-
-def has_trees(party: Party[object]) -> bool:
-    """Whether a party's model are trees."""
-    return "trees" in party.STATE
+    def settled(self) -> tuple[TableSettings, dict[str, Tensor]]:
+        """The settings and the tensors."""
+        state = {name: x.contiguous().clone() for name, x in self.state.items()}
+        tensors = {
+            name: (str(x.dtype).removeprefix("torch."), tuple(x.shape)) for name, x in state.items()
+        }
+        values = {"tensors": tensors, "columns": self.columns, "number": self.number}
+        return TableSettings(**values, parts=self._parts), state
 
 
 def is_joint(party: Party[object]) -> bool:
-    """Whether a party's trees, or linear model, are the same at all owners."""
-    own = any(getattr(party.cfg, name, 0) for name in ("mix", "owner_column", "own_trees"))
-    return not own and getattr(party.cfg, "owners", "none") == "none"
-
-
-def own_of(party: Any) -> Trees | None:
-    """The trees of the party's own rows alone with which it predicts a mean, if any."""
-    if not getattr(party.cfg, "mix", 0):
-        return None
+    """Whether a party's model of raw rows is the same at all owners."""
+    own = ("own", "mix", "owner_column", "own_trees")
     return (
-        own_forest(party) if isinstance(party, FedForestClient) else own_trees(party, party.cfg.mix)
+        not any(getattr(party.cfg, name, 0) for name in own)
+        and getattr(party.cfg, "owners", "none") == "none"
+        and not isinstance(party, ExchangeClient)
     )
+
+
+def table_network(data: Dataset, party: Any) -> tuple[TableSettings, dict[str, Tensor]]:
+    """The settings and tensors of the network that predicts as a party without a network does.
+
+    Raises:
+        ModelError: it has no such model.
+    """
+    parts = Parts(data, party.context.target is not None)
+    if isinstance(party, BlackBoxParty):
+        _black_box(parts, party)
+        return parts.settled()
+    own = getattr(party.cfg, "own", ())
+    weight = steps.own_weight(party) if own else 0.0
+    K = own_models.width(party)
+    if own or isinstance(party, ExchangeClient):
+        fill, *moments = own_models.scales(party)
+        at = 0
+        for words in party.context.words:  # a missing word has no indicator
+            fill = fill.copy()
+            fill[at : at + len(words)] = 0 if words else fill[at : at + len(words)]
+            at += (len(words) or 1) + 1
+        parts.scales("own", fill, *moments)
+    read: dict[str, Any] = {"scales": "own", "clip": own_models.FARTHEST}
+    if isinstance(party, ExchangeClient) and party.models:
+        share = (1 - weight) / len(party.cfg.kinds) / len(party.models)
+        for kind in party.cfg.kinds:
+            for one in party.models:
+                parts.sent(kind, one[kind], share, **read)
+    elif isinstance(party, FedGLMClient | FedCoxClient) and party.design:
+        _linear(parts, party, 1 - weight)
+    elif "trees" in party.STATE and party.layout and len(party.trees["root"]):
+        _trees(parts, party, 1 - weight)
+    else:
+        raise ModelError(
+            "its method learns no model of rows: run another one, such as fedforest"
+            if not {"trees", "beta", "models"} & {*party.STATE}
+            else "it has no model yet, as it took part in no round: let the run go on"
+        )
+    for kind in own:
+        parts.model(kind, own_models.fitted(party, kind), K, weight / len(own), **read)
+    return parts.settled()
+
+
+def _black_box(parts: Parts, party: BlackBoxParty[Any]) -> None:
+    """Add both fits of a party's black box, which reads standardized inputs."""
+    box, K = party.context.black_box, own_models.width(party)
+    assert box is not None
+    if box.name not in BOXES:
+        raise ModelError(
+            f"it has a black box ({box.name}), which cannot be written as trees or weights: name "
+            f"{', '.join([*BOXES][:-1])} or {[*BOXES][-1]} in models.pool, or predict in Python, "
+            "with the result's models"
+        )
+    if party.fitted["iteration"] < 0:
+        raise ModelError("its black box is not fitted yet: let the run go on")
+    floor = 0.0 if parts.number else box.min_probability
+    fits = current_fit(party)
+    inputs = sum(width for width, *_ in parts.columns)
+    parts.columns = [(inputs, inputs, False, -1)]
+    for fit in [fits.odd] if fits.odd is fits.even else [fits.odd, fits.even]:
+        weight = 1.0 if fits.odd is fits.even else 0.5
+        parts.model(BOXES[box.name], _varying(fit, party), K, weight, floor=floor)
+
+
+def _varying(fit: FittedBlackBox, party: BlackBoxParty[Any]) -> tuple[Any, np.ndarray]:
+    """A fitted black box as `own_models.fitted` gives a model."""
+    inputs = party.data.every.flatten(1).shape[1]
+    box = fit.inner if fit.inner is not None else own_models.Constant(fit.columns, fit.number)
+    return box, np.ones(inputs, bool)
 
 
 def inputs_of(data: Dataset) -> ModelInputs:
@@ -259,77 +234,113 @@ def _raw_columns(data: Dataset) -> list[tuple[int, int, bool, int]]:
     ] or [(int(np.prod(data.input_shape)), int(np.prod(data.input_shape)), False, -1)]
 
 
-def linear_network(data: Dataset, party: FedGLMClient) -> tuple[str, dict[str, Tensor]]:
-    """As `tree_network`, for a party whose model is linear, with the owner's own effect, if it has
-    one.
+def _shares(model: Any) -> Tensor:
+    """The share of each tree in the mean of all."""
+    return torch.full((len(model["root"]),), 1 / len(model["root"])).double()
+
+
+def _boosted(box: Any, varies: np.ndarray, K: int) -> dict[str, Tensor]:
+    """Boosted trees as `own_models.sent` makes a forest, with values to be added; the first node is
+    the baseline, a tree of its own.
     """
-    design, beta, target = party.design, party.beta.numpy(), party.context.target
-    kept, mean, scale = (design[name].numpy() for name in ("kept", "mean", "scale"))
-    weight = np.zeros((len(beta), len(kept)))
-    weight[:, kept] = beta[:, 1:] / scale[kept]
-    bias = beta[:, 0] - weight @ mean
-    own = range(1, party.context.parties) if party.cfg.owners == "fixed" else ()
-    bias = bias + weight[:, len(kept) - len(own) :] @ np.array(
-        [float(i == party.context.id) for i in own]
+    used, classes = np.flatnonzero(varies), getattr(box, "classes_", np.arange(1))
+    places = classes[1:] if len(classes) == 2 else classes
+    first = np.full((1, K), 0.0 if K == 1 else own_models.NEVER)
+    first[0, classes] = 0
+    first[0, places] = np.ravel(box._baseline_prediction)
+    values, trees = [first], [(k, t) for lot in box._predictors for k, t in zip(places, lot)]  # noqa: B905
+    sizes = [1, *(len(tree.nodes) for _, tree in trees)]
+    starts = np.cumsum(sizes) - sizes
+    for k, tree in trees:
+        values.append(np.zeros((len(tree.nodes), K)))
+        values[-1][:, k] = tree.nodes["value"]
+    nodes = np.concatenate([tree.nodes for _, tree in trees])
+    inner, at = nodes["is_leaf"] == 0, np.repeat(starts[1:], sizes[1:])
+
+    def array(found: np.ndarray, leaf: float, dtype: Any) -> np.ndarray:
+        return np.array([leaf, *np.where(inner, found, leaf)], dtype)
+
+    return steps.tensors(
+        root=starts.astype(np.int32),
+        share=np.ones(len(starts)),
+        left=array(nodes["left"] + at, -1, np.int32),
+        right=array(nodes["right"] + at, -1, np.int32),
+        feature=array(used[np.where(inner, nodes["feature_idx"], 0)], -1, np.int32),
+        threshold=array(nodes["num_threshold"], 0, np.float64),
+        value=np.concatenate(values),
     )
-    kind = family(party)
-    if kind == "normal":
+
+
+def _linear(parts: Parts, party: FedGLMClient | FedCoxClient, weight: float) -> None:
+    """Add a regression; the owner's own effect, if it has one, is in the bias."""
+    design, target = party.design, party.context.target
+    kept, mean, scale = (design[name].numpy() for name in ("kept", "mean", "scale"))
+    fixed = range(1, party.context.parties) if party.cfg.owners == "fixed" else range(0)
+    beta = party.beta.numpy()
+    beta = np.r_[0.0, beta][None] if isinstance(party, FedCoxClient) else beta
+    slopes = np.zeros((len(beta), len(kept)))
+    slopes[:, kept] = beta[:, 1:]
+    effects = np.array([float(i == party.context.id) for i in fixed])
+    end = len(kept) - len(fixed)
+    own = np.where(kept[end:], (effects - mean[end:]) / np.where(kept, scale, 1)[end:], 0)
+    bias = beta[:, 0] + slopes[:, end:] @ own
+    places, at = list[int](), 0
+    for f, words in enumerate(party.context.words):
+        width = len(words) or 1
+        if f != designs.time_column(party):
+            places += [at + place for place in designs.indicators(words)] if words else [at]
+            places += [at + width] * designs.indicated(party)
+        at += width + 1
+    fill, spread = np.zeros(at), np.ones(at)
+    fill[places], spread[places] = mean[:end], np.where(kept, scale, 1)[:end]
+    whole = np.zeros((len(beta), at))
+    whole[:, places] = slopes[:, :end]
+    kind = "classes" if isinstance(party, FedCoxClient) else family(party)
+    more: dict[str, Any] = {} if target is None else {"standard": (target.shift, target.scale)}
+    if kind == "classes":
+        whole, bias = np.r_[np.zeros((1, at)), whole], np.r_[0.0, bias]
+    elif kind == "normal":
         y_mean, y_scale = design["outcome"].tolist()
-        if "ratio" in design:
+        if "ratio" in design and isinstance(party, FedGLMClient):
             bias = bias + mixed.effect(*rows_of(party, design), beta[0], design["ratio"])
-        weight, bias = y_scale * weight, y_mean + y_scale * bias
-    inputs, at, column = [], 0, 0
-    raw = 0
-    for width, used, is_words, _ in _raw_columns(data):
-        places = indicators(party.context.words[raw]) if is_words else list(range(used))
-        inputs += [at + place for place in places]
-        at, column, raw = at + width, column + len(places), raw + used
-    whole, fill = np.zeros((len(beta), at)), np.zeros(at)
-    whole[:, inputs], fill[inputs] = weight[:, :column], mean[:column]
-    state = {
-        "weight": torch.from_numpy(whole),
-        "bias": torch.from_numpy(bias),
-        "fill": torch.from_numpy(fill),
-    }
-    values = {
-        "BUFFERS": {
-            k: (str(v.dtype).removeprefix("torch."), tuple(v.shape)) for k, v in state.items()
-        },
-        "COLUMNS": _raw_columns(data),
-        "FAMILY": kind,
-        "STANDARD": (0.0, 1.0) if target is None else (target.shift, target.scale),
-    }
-    text = "".join(f"{name} = {value!r}\n" for name, value in values.items())
-    source = inspect.getsource(LinearNetwork).replace("class LinearNetwork", "class Network")
-    return f"{text}\n\n{source}", {name: x.contiguous() for name, x in state.items()}
+        whole, bias = y_scale * whole, y_mean + y_scale * bias
+    parts.scales("joint", fill, fill, spread)
+    link = {"classes": "softmax", "poisson": "exp"}.get(kind, "none")
+    parts.add("linear", weight, {"weight": whole, "bias": bias}, link, scales="joint", **more)
 
 
-def tree_network(data: Dataset, party: Any) -> tuple[str, dict[str, Tensor]]:
-    """The source of a class `Network` and its state, for a party whose model are trees: the joint
-    ones, and those of its own rows with which it predicts.
-    """
-    cfg, joint, own = party.cfg, party.trees, own_of(party)
+def _trees(parts: Parts, party: Any, weight: float) -> None:
+    """Add the joint trees, and those of the owner's own rows."""
+    cfg, joint = party.cfg, steps.trees_of(party.trees)
+    forest, K = "drawn" in party.STATE, own_models.width(party)
     if more := getattr(cfg, "own_trees", 0):
-        both = [steps.trees_of(joint), own_trees(party, more, start=party.scores)]
-        joint = steps.trees_tree(joined(both))
-    state = {name: x for name, x in {**party.layout, **joint}.items() if isinstance(x, Tensor)}
-    if own is not None:
-        state |= {f"own_{name}": x for name, x in steps.trees_tree(own).items()}
-    columns = _raw_columns(data)
-    number, forest = party.context.target is not None, party.trees["value"].shape[1] > 1
-    averages = "drawn" in party.STATE  # a forest
-    values = {
-        "BUFFERS": {
-            k: (str(v.dtype).removeprefix("torch."), tuple(v.shape)) for k, v in state.items()
-        },
-        "COLUMNS": columns,
-        "OUTPUTS": party.context.classes if forest or party.context.classes > 2 else 1,
-        "FLOOR": FOREST_FLOOR if forest else 0.0,
-        "DIVISOR": (len(party.trees["root"]) if averages else 1) if number else 0,
-        "OWNER": party.context.id if cfg.owner_column else -1,
-        "OWN_WEIGHT": float(steps.own_weight(party)) if own is not None else 0.0,
-        "OWN_DIVISOR": (len(own) if averages else 1) if number and own is not None else 0,
-    }
-    text = "".join(f"{name} = {value!r}\n" for name, value in values.items())
-    source = inspect.getsource(TreeNetwork).replace("class TreeNetwork", "class Network")
-    return f"{text}\n\n{source}", {name: x.contiguous() for name, x in state.items()}
+        joint = joined([joint, own_trees(party, more, start=party.scores)])
+    for name in ("edges", "lengths", "category"):
+        parts.state[f"bins_{name}"] = party.layout[name]
+    models = [(joint, weight)]
+    if mix := getattr(cfg, "mix", 0):
+        own = steps.own_weight(party)
+        trees = own_forest(party) if isinstance(party, FedForestClient) else own_trees(party, mix)
+        models = [(joint, 1 - own), (trees, own)]
+    how: dict[str, Any] = {"link": "none"} if parts.number else {"link": "softmax"}
+    if forest and not parts.number:
+        how = {"link": "shares", "floor": FLOOR}
+    for trees, its_weight in models:
+        inner = trees.feature >= 0
+        value = trees.value * 2.0**-20
+        if value.shape[1] < K:  # tree t adds to output t, of two classes to the second
+            sizes = np.diff([*trees.root, len(value)])
+            places = np.arange(len(trees)) % (K - (K == 2)) + (K == 2)
+            value = value * np.eye(K)[np.repeat(places, sizes)]
+        share = 1 / len(trees) if forest and parts.number else 1.0
+        tensors = steps.tensors(
+            root=trees.root,
+            share=np.full(len(trees), share),
+            left=np.where(inner, trees.child, -1).astype(np.int32),
+            right=np.where(inner, trees.child + 1, -1).astype(np.int32),
+            feature=trees.feature.astype(np.int32),
+            threshold=trees.left,
+            value=value,
+        )
+        owner = party.context.id if cfg.owner_column else -1
+        parts.add("bins", its_weight, tensors, **how, owner=owner)

@@ -66,14 +66,19 @@ def columns(party: InContext, x: Tensor) -> np.ndarray:
     """The columns (n, p) float32 of raw rows x (n, ...), filled and scaled by the
     party's own rows.
     """
-    fill, mean, scale = kept(
-        party.context, "own scales", "", lambda: _scales(_plain(party, party.context.rows.every))
-    )
+    fill, mean, scale = scales(party)
     plain = _plain(party, x)
     found: np.ndarray = ((np.where(np.isnan(plain), fill, plain) - mean) / scale).clip(
         -FARTHEST, FARTHEST
     )
     return found.astype(np.float32)
+
+
+def scales(party: InContext) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What fills each column (p,), and its mean and scale, by the party's own rows."""
+    return kept(
+        party.context, "own scales", "", lambda: _scales(_plain(party, party.context.rows.every))
+    )
 
 
 def count(party: InContext) -> int:
@@ -111,17 +116,19 @@ def width(party: InContext) -> int:
     return 1 if party.context.target is not None else int(party.context.classes)
 
 
-class _Constant:
-    """Of rows of one class, or without a column that varies."""
+class Constant:
+    """The model of labels y (n,) of one class, or of rows without a column that varies."""
 
     def __init__(self, y: np.ndarray, number: bool) -> None:
         self.classes_, counts = np.unique(y, return_counts=True)
         self._shares, self._mean, self._number = counts / len(y), float(y.mean()), number
 
     def predict(self, x: np.ndarray) -> np.ndarray:
+        """The mean of the labels for each row."""
         return np.full(len(x), self._mean)
 
     def predict_proba(self, x: np.ndarray) -> np.ndarray:
+        """The share of each class for each row."""
         return np.tile(self._shares, (len(x), 1))
 
 
@@ -136,7 +143,7 @@ def fitted(party: InContext, kind: str) -> tuple[Any, np.ndarray]:
         y = rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
         varies = x.max(0) > x.min(0)
         if not varies.any() or (not number and len(np.unique(y)) < 2):
-            return _Constant(y, number), varies
+            return Constant(y, number), varies
         model = plain_models.with_few_bins(MAKERS[kind](party.context.seed, number), len(x))
         return model.fit(x[:, varies], y), varies
 
@@ -178,7 +185,7 @@ def sent(kind: str, model: tuple[Any, np.ndarray], K: int) -> dict[str, Tensor]:
     used = np.flatnonzero(varies)
     if kind == "linear":
         weight, bias = np.zeros((K, len(varies))), np.full(K, 0.0 if K == 1 else NEVER)
-        if isinstance(box, _Constant):
+        if isinstance(box, Constant):
             if K == 1:
                 bias[:] = box.predict(np.zeros((1, 1)))
             else:
@@ -193,7 +200,7 @@ def sent(kind: str, model: tuple[Any, np.ndarray], K: int) -> dict[str, Tensor]:
         else:
             weight[np.ix_(box.classes_, used)], bias[box.classes_] = box.coef_, box.intercept_
         return tensors(weight=weight, bias=bias)
-    if isinstance(box, _Constant):
+    if isinstance(box, Constant):
         leaf = predicted((box, varies), np.zeros((1, len(varies)), np.float32), K)
         end = np.full(1, -1, np.int32)
         return tensors(
