@@ -96,7 +96,7 @@ def test_trees_are_those_of_a_recursion_over_rows() -> None:
     x, y = numbers(200)
     toy = federation(BOOST, owners(x, y, [80]), bins=8, depth=3, min_rows=4).run(3)
     bins = steps.layout_of(toy.server.layout).of(x)
-    loss = of_numbers(200, int(np.frexp(np.abs(y).max())[1]))
+    loss = of_numbers(200, int(np.frexp(np.abs(y).max())[1]), np.inf)
     assert isinstance(loss, SquaredError)
     scores = np.zeros(200, np.int64)
     for _ in range(3):
@@ -144,7 +144,7 @@ def test_errors_are_nearly_those_of_scikit_learn(which: str) -> None:
 
 
 def test_an_outlier_is_clipped_and_a_declared_scale_far_from_the_rows_is_learned() -> None:
-    loss = of_numbers(100, 10)
+    loss = of_numbers(100, 10, np.inf)
     scores = np.zeros((1, 2), np.int64)
     words = loss.words(scores, np.array([1000.0, -1e9]))
     g, rows = loss.opened(words)
