@@ -23,7 +23,7 @@ from sklearn.metrics import accuracy_score, r2_score, roc_auc_score
 from sklearn.model_selection import KFold
 
 from fedloom.trees import boosting, losses
-from fedloom.trees.bins import Bins, frequent, own_edges
+from fedloom.trees.bins import Bins, frequent, own_edges, own_spread
 from fedloom.trees.exact import STEP, probabilities
 from fedloom.trees.histograms import cells_of
 from fedloom.trees.model import joined
@@ -67,7 +67,10 @@ def ours(layout: Bins, bins: np.ndarray, y: np.ndarray, new: np.ndarray, least: 
     mean, sd = (y.mean(), y.std()) if number else (0.0, 1.0)
     z = ((y - mean) / sd).astype(np.float32) if number else y
     most = int(np.ceil(np.log2(np.abs(z).max() + 1e-9))) if number else 0
-    loss = losses.of_numbers(len(y), most) if number else losses.of_classes(len(y))
+    if number:
+        loss: losses.Loss = losses.of_numbers(len(y), most, own_spread(z, BINS))
+    else:
+        loss = losses.of_classes(len(y))
     first = boosting.base(None if number else np.bincount(y))
     scores = np.repeat(first.value, len(y), axis=1)
     how = boosting.BoostingSettings(DEPTH, least, RATE, L2)

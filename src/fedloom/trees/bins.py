@@ -23,6 +23,8 @@ FINER: Final = 16
 SIZES: Final = {2**32 // FIRST: FIRST} | {FINER**k: FINER for k in range(5)}
 """The sizes of segments that are asked for, and how many lie side by side."""
 MOST_BINS: Final = 255
+PARTS: Final = 16
+"""Parts of the rows whose extent is measured: see `Agreement.spread`."""
 
 
 def keys(x: np.ndarray) -> np.ndarray:
@@ -31,6 +33,12 @@ def keys(x: np.ndarray) -> np.ndarray:
     """
     bits = (x.astype(np.float32) + np.float32(0)).view(np.uint32)
     return np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.int64)
+
+
+def numbers_of(keys: np.ndarray) -> np.ndarray:
+    """The numbers (n,) float64 with these `keys` (n,)."""
+    bits = np.where(keys >> 31, keys ^ (1 << 31), ~keys & (2**32 - 1))
+    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,18 @@ class Agreement:
         order = np.argsort(start)
         return _edges(start[order], rows[order], self._bins - 1)
 
+    def spread(self, column: int) -> float:
+        """The least distance over which a sixteenth of the rows of a column lies, so that a step
+        far below it leaves all parts of the column in their order; infinity of a constant.
+        """
+        start, rows = self._known[column]
+        order = np.argsort(start)
+        values, rows = numbers_of(start[order]), rows[order]
+        ends = rows.cumsum()
+        after = np.searchsorted(ends, ends - rows + rows.sum() / PARTS) + 1
+        inside = after < len(ends)
+        return float((values[after[inside]] - values[inside]).min(initial=np.inf))
+
 
 def _edges(start: np.ndarray, rows: np.ndarray, bins: int) -> np.ndarray:
     """The first keys of the bins but the first. A segment with a bin's share of rows has a bin of
@@ -146,11 +166,21 @@ def own_edges(x: np.ndarray, bins: int) -> tuple[np.ndarray, ...]:
     """For each column of numbers x (n, F) of one owner, the first keys of its bins from the second
     on.
     """
+    agreement = _agreed(x, bins)
+    return tuple(agreement.edges(f) for f in range(x.shape[1]))
+
+
+def own_spread(y: np.ndarray, bins: int) -> float:
+    """See `Agreement.spread`: that of the numbers y (n,) of one owner."""
+    return _agreed(y[:, None], bins).spread(0)
+
+
+def _agreed(x: np.ndarray, bins: int) -> Agreement:
     known = [np.sort(keys(values[~np.isnan(values)])) for values in x.T]
     agreement = Agreement(range(len(known)), bins)
     while (asked := agreement.question) is not None:
         agreement.answer(count(known, asked))
-    return tuple(agreement.edges(f) for f in range(len(known)))
+    return agreement
 
 
 def frequent(rows: np.ndarray, bins: int) -> np.ndarray:

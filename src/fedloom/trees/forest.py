@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedloom.trees import losses
 from fedloom.trees.bins import Bins
 from fedloom.trees.exact import PARTS
 from fedloom.trees.growth import Growth
@@ -10,8 +11,6 @@ from fedloom.trees.model import Trees
 from fedloom.trees.splits import Criterion, Gini
 
 GINI = Gini()
-BITS = 20
-"""Behind the point of a number to predict, whose unit is a power of 2 above all."""
 
 
 def growth(
@@ -73,19 +72,25 @@ def grow(
 
 
 def grow_of_numbers(
-    trees: Growth, layout: Bins, bins: np.ndarray, y: np.ndarray, drawn: np.ndarray
+    trees: Growth,
+    layout: Bins,
+    bins: np.ndarray,
+    y: np.ndarray,
+    drawn: np.ndarray,
+    spread: float,
 ) -> Trees:
-    """As `grow`, of standardized numbers y (n,), by squared error; `trees` are judged
-    by `Squares`.
+    """As `grow`, of standardized numbers y (n,) with this `Agreement.spread`, by squared error;
+    `trees` are judged by `Squares`.
     """
     exponent = int(np.frexp(np.abs(y).max(initial=0.0))[1])
-    numbers = whole(y, BITS, exponent)
+    bits = losses.WIDE if losses.coarse(exponent - losses.FINEST, spread) else losses.FINEST
+    numbers = whole(y, bits, exponent)
     node = np.repeat(np.arange(len(drawn), dtype=np.int32)[:, None], len(y), axis=1)
     while len(trees.asked):
         trees.splits.move(node, bins)
         where = (node, trees.asked, trees.tree, trees.columns, layout.widths)
         trees.answer(number_histograms(bins, numbers, drawn, *where))
-    return grown_of_numbers(trees, BITS, exponent)
+    return grown_of_numbers(trees, bits, exponent)
 
 
 def whole(y: np.ndarray, bits: int, exponent: int) -> np.ndarray:

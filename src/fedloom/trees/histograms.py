@@ -59,6 +59,26 @@ def untwined(words: np.ndarray, n: int) -> np.ndarray:
     return both[:n]
 
 
+def sent(sums: np.ndarray, wide: bool) -> np.ndarray:
+    """Words of sums (S, N), two in one; if `wide`, the first statistic has words of its own."""
+    if not wide:
+        return two_in_one(sums.ravel())
+    return np.concatenate([sums[0], two_in_one(sums[1:].ravel())])
+
+
+def words_sent(statistics: int, cells: int, wide: bool) -> int:
+    """The words of sums (statistics, cells): see `sent`."""
+    return wide * cells + -(-(statistics - wide) * cells // 2)
+
+
+def received(words: np.ndarray, statistics: int, cells: int, wide: bool) -> np.ndarray:
+    """The sums (statistics, cells) int64 of words: see `sent`."""
+    own, rest = np.split(words, [wide * cells])
+    return np.concatenate([own, untwined(rest, (statistics - wide) * cells)]).reshape(
+        statistics, cells
+    )
+
+
 def bundled(counts: np.ndarray, most: int) -> np.ndarray:
     """Counts (n,) as words int64 of as many counts as fit, whose sums over owners are at most
     `most`.

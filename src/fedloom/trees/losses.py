@@ -13,7 +13,11 @@ from fedloom.trees.histograms import CACHED, COUNT, packed, unpacked
 from fedloom.trees.splits import Criterion, Newton, Squares
 
 FINEST: Final = 20
-"""The most bits behind the point of a number's residual."""
+"""The most bits behind the point of a number's residual, if two sums share a word."""
+WIDE: Final = 31
+"""The same if the sum of residuals has a word of its own."""
+STEPS: Final = 8
+"""Steps of residuals over which at most a sixteenth of all rows lies, else they are too coarse."""
 FARTHEST: Final = 2.0
 """Residuals are clipped to twice the power of 2 that is above all numbers."""
 
@@ -29,6 +33,7 @@ class CrossEntropy:
     bits: int
     exponent: int = 0
     statistics: ClassVar[int] = 3
+    wide: ClassVar[bool] = False
     opened = staticmethod(unpacked)
 
     def words(self, scores: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -90,6 +95,11 @@ class SquaredError:
         return value[:, None]
 
     @property
+    def wide(self) -> bool:
+        """Whether the sum of residuals has a word of its own."""
+        return self.bits > FINEST
+
+    @property
     def unit(self) -> float:
         """The unit of gains."""
         return 4.0**self.bits
@@ -106,16 +116,27 @@ def of_classes(rows: int) -> CrossEntropy:
     return CrossEntropy(exact.bits_for(rows))
 
 
-def of_numbers(rows: int, exponent: int, most: int = 1) -> SquaredError:
+def coarse(exponent: int, spread: float) -> bool:
+    """Whether steps of 2^exponent are too coarse for numbers with this `Agreement.spread`: most of
+    them are close to each other, and the largest are far away.
+    """
+    return STEPS * 2.0**exponent > spread
+
+
+def of_numbers(rows: int, exponent: int, spread: float, most: int = 1) -> SquaredError:
     """The loss of numbers below 2^exponent over this many rows of all owners, each of which counts
-    at most `most` times. No sum reaches 2^31.
+    at most `most` times. No sum reaches 2^31; or 2^52, with finer steps, if these were too coarse
+    for the numbers' `spread`.
 
     Raises:
         ValueError: too many rows.
     """
-    bits = min(FINEST, 30 - (int(rows) * most).bit_length())
+    room = (int(rows) * most).bit_length()
+    bits = min(FINEST, 30 - room)
     if bits < MOST_BITS - 6:
         raise ValueError(
             f"trees take fewer than {2**26 // most} rows of all owners together, not {rows}"
         )
+    if coarse(exponent - bits, spread):
+        bits = min(WIDE, 51 - room)
     return SquaredError(bits, exponent)

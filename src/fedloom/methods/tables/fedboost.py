@@ -47,10 +47,11 @@ from fedloom.core.message import digest
 from fedloom.core.page import EVERY_TASK, ClientContext, Federation, Method, Party, Shape
 from fedloom.methods.tables import own_models, steps
 from fedloom.trees import boosting, losses
+from fedloom.trees.bins import own_spread
 from fedloom.trees.boosting import BoostingSettings, outputs
 from fedloom.trees.exact import STEP
 from fedloom.trees.growth import Growth
-from fedloom.trees.histograms import gradient_histograms, two_in_one
+from fedloom.trees.histograms import gradient_histograms, sent
 from fedloom.trees.losses import CrossEntropy, Loss, SquaredError
 from fedloom.trees.model import Trees, joined
 
@@ -126,8 +127,8 @@ class FedBoostClient(Party[FedBoostConfig]):
     def histograms(
         self, *, t: int, bits: int, exponent: int, splits: Any, asked: Tensor, tree: Tensor
     ) -> dict[str, Tensor]:
-        """The sums of g, h and rows by bin in the asked nodes of round t's trees, two
-        in one word.
+        """The sums of g, h and rows by bin in the asked nodes of round t's trees, in words as in
+        `sent`.
         """
         own = steps.binned(self)
         loss = SquaredError(bits, exponent) if self.context.target else CrossEntropy(bits)
@@ -144,7 +145,7 @@ class FedBoostClient(Party[FedBoostConfig]):
             own.layout.cells,
             loss.opened,
         )
-        return {"sums": torch.from_numpy(two_in_one(found.ravel()))}
+        return {"sums": torch.from_numpy(sent(found.reshape(loss.statistics, -1), loss.wide))}
 
     def learn(self, *, splits: Any, trees: Any, places: Tensor) -> None:
         """Add the grown trees to the model, and their leaves to the scores."""
@@ -182,11 +183,12 @@ class FedBoostServer(Party[FedBoostConfig]):
     """The server, which sees sums over owners."""
 
     ROLE = "server"
-    STATE = ("layout", "trees", "known", "gains")
+    STATE = ("layout", "trees", "known", "gains", "spread")
     layout: dict[str, Any]
     trees: dict[str, Tensor]
     known: Tensor
     gains: Tensor
+    spread: Tensor
     setup = steps.init_server
     findings = steps.importance
 
@@ -197,10 +199,14 @@ def outputs_of(scores: np.ndarray, number: bool) -> Tensor:
     return torch.stack([torch.zeros_like(s[0]), s[0]], 1) if len(s) == 1 and not number else s.T
 
 
-def loss_of(rows: np.ndarray, number: bool) -> Loss:
-    """The loss, for all owners' `rows` by class, or by exponent of a number."""
+def loss_of(rows: np.ndarray, spread: float | None) -> Loss:
+    """The loss, for all owners' `rows` by class, or by exponent of a number with this
+    `Agreement.spread`.
+    """
     n = int(rows.sum())
-    return losses.of_numbers(n, steps.largest_exponent(rows)) if number else losses.of_classes(n)
+    if spread is None:
+        return losses.of_classes(n)
+    return losses.of_numbers(n, steps.largest_exponent(rows), spread)
 
 
 def fewest(cfg: FedBoostConfig, rows: int) -> int:
@@ -218,7 +224,8 @@ def own_trees(party: FedBoostClient, rounds: int, start: Tensor | None = None) -
         first = [] if start is not None else [boosting.base(None if number else rows)]
         scores = start.numpy() if start is not None else np.repeat(first[0].value, n, axis=1)
         how = BoostingSettings(cfg.depth, fewest(cfg, n), cfg.rate, cfg.l2)
-        where, loss = (own.layout, own.bins, own.cells, own.y), loss_of(rows, number)
+        spread = own_spread(own.y, cfg.bins) if number else None
+        where, loss = (own.layout, own.bins, own.cells, own.y), loss_of(rows, spread)
         return joined([*first, *boosting.grow(*where, scores, loss, rounds, how)[0]])
 
     return steps.kept(party.context, f"own {rounds}", "" if start is None else digest(start), make)
@@ -244,10 +251,11 @@ def round(
     if began is None:
         return
     counts = began.value["rows"].numpy()
-    loss, least = loss_of(counts, number), fewest(cfg, int(counts.sum()))
+    loss = loss_of(counts, float(server.spread) if number else None)
+    least = fewest(cfg, int(counts.sum()))
     trees = Growth(T, layout, loss.criterion(cfg.l2), depth=cfg.depth, min_rows=least)
     scale = {"bits": loss.bits, "exponent": loss.exponent}
-    if not steps.grow(fed, began.ids, trees, loss.statistics, {**asked, **scale}):
+    if not steps.grow(fed, began.ids, trees, loss.statistics, {**asked, **scale}, wide=loss.wide):
         return
     news = trees.grown(lambda s: loss.leaf(s, cfg.rate, cfg.l2))
     message = {

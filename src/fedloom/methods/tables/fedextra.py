@@ -58,11 +58,16 @@ from fedloom.trees import random as random_trees
 from fedloom.trees.bins import MOST_BINS, Bins, keys
 from fedloom.trees.boosting import outputs
 from fedloom.trees.exact import MOST_BITS, STEP, gradients, residuals
+from fedloom.trees.losses import coarse
 
 CLIP = 2.0
 """With `dp` the largest residual of a standardized number."""
 FARTHEST = 1024.0
 """The same without `dp`, so that sums are exact."""
+FINER = 20
+"""Bits behind the point of residuals, without `dp`, of numbers for which those of others are too
+coarse.
+"""
 NOISE = "leaf noise"
 """The note of the noise multiplier of a round's sums."""
 
@@ -179,8 +184,9 @@ class FedExtraClient(Party[FedExtraConfig]):
             news.scores(steps.binned(self).bins, len(self.scores))
         )
 
-    def sums(self, *, t: int, trees: Any) -> dict[str, Tensor]:
-        """The sums (2, m) of g and h in each node of T new trees, with noise if `dp` is set.
+    def sums(self, *, t: int, trees: Any, bits: int = MOST_BITS) -> dict[str, Tensor]:
+        """The sums (2, m) of g and h in each node of T new trees, in steps of 2^-bits; with noise,
+        and steps of 2^-`MOST_BITS`, if `dp` is set.
 
         Raises:
             MessageError: the trees cannot predict, or are not T.
@@ -195,8 +201,10 @@ class FedExtraClient(Party[FedExtraConfig]):
             own = steps.binned(self)
             leaf = new.leaves(own.bins)
             scores = self.scores.numpy()
-            if number:
-                derivatives = residuals(scores, own.y, MOST_BITS, FARTHEST if dp is None else CLIP)
+            if number and dp is None:
+                derivatives = residuals(scores, own.y, bits, FARTHEST)
+            elif number:
+                derivatives = residuals(scores, own.y, MOST_BITS, CLIP)
             else:
                 derivatives = gradients(scores, own.y, MOST_BITS)
             return torch.from_numpy(np.stack([by_node(leaf, part, m) for part in derivatives]))
@@ -228,11 +236,12 @@ class FedExtraServer(Party[FedExtraConfig]):
     """The server, which sees noisy sums."""
 
     ROLE = "server"
-    STATE = ("layout", "trees", "known", "gains")
+    STATE = ("layout", "trees", "known", "gains", "spread")
     layout: dict[str, Any]
     trees: dict[str, Tensor]
     known: Tensor
     gains: Tensor
+    spread: Tensor
 
     def setup(self) -> None:
         """No trees, and no bins but declared ones."""
@@ -322,16 +331,17 @@ def round(
     if not owners:
         return
     new = random_trees.drawn(layout, T, cfg.depth, server.stream("random trees", t))
+    bits = FINER if coarse(-MOST_BITS, float(server.spread)) else MOST_BITS
     found = fed.total(
         owners,
         "sums",
-        shared={"t": t, "trees": steps.trees_tree(new)},
+        shared={"t": t, "trees": steps.trees_tree(new), "bits": bits},
         expect={"sums": Shape("int64", 2, len(new.feature))},
         min_replies=threshold(server.context.parties) if cfg.dp and fed.aggregator.secure else 1,
     )
     if found is None:
         return
-    G, H = found.value["sums"].numpy().astype(np.float64) / 2.0**MOST_BITS
+    G, H = found.value["sums"].numpy().astype(np.float64) / 2.0**bits
     value = np.where(
         new.feature < 0, np.rint(-cfg.rate * G / (np.maximum(H, 0) + cfg.l2) / STEP), 0
     )

@@ -36,11 +36,11 @@ from torch import Tensor
 from fedloom.core.page import EVERY_TASK, Federation, MessageError, Method, Party, Shape, Tree
 from fedloom.methods.tables import own_models, steps
 from fedloom.trees import forest
-from fedloom.trees.bins import Bins
+from fedloom.trees.bins import Bins, own_spread
 from fedloom.trees.exact import MOST_COPIES, PARTS, copies
 from fedloom.trees.growth import Growth
-from fedloom.trees.histograms import bundled_by, class_histograms, two_in_one
-from fedloom.trees.losses import of_numbers
+from fedloom.trees.histograms import bundled_by, class_histograms, sent
+from fedloom.trees.losses import SquaredError, of_numbers
 from fedloom.trees.model import Trees
 from fedloom.trees.splits import Gini, Squares
 
@@ -115,8 +115,8 @@ class FedForestClient(Party[FedForestConfig]):
         bits: Any = None,
     ) -> Any:
         """The drawn rows of each class by bin in the asked nodes and columns, in words with the
-        `bits` (m,) of each node; or the sums of the number to predict and the drawn rows, two in
-        one word.
+        `bits` (m,) of each node; or the sums of the number to predict and the drawn rows, in words
+        as in `sent`.
 
         Raises:
             MessageError: a round has another number of trees.
@@ -140,7 +140,7 @@ class FedForestClient(Party[FedForestConfig]):
             columns.numpy(),
         )
         if bits is None:
-            return {"sums": torch.from_numpy(two_in_one(found.ravel()))}
+            return {"sums": torch.from_numpy(sent(found, SquaredError(**unit).wide))}
         cells = own.layout.widths[columns.numpy()].sum(1)
         return {"sums": torch.from_numpy(bundled_by(found, np.repeat(bits.numpy(), cells)))}
 
@@ -178,11 +178,12 @@ class FedForestServer(Party[FedForestConfig]):
     """The server, which sees sums over owners."""
 
     ROLE = "server"
-    STATE = ("layout", "trees", "known", "gains")
+    STATE = ("layout", "trees", "known", "gains", "spread")
     layout: dict[str, Any]
     trees: dict[str, Tensor]
     known: Tensor
     gains: Tensor
+    spread: Tensor
     setup = steps.init_server
     findings = steps.importance
 
@@ -217,11 +218,11 @@ def grown(trees: Growth, scale: dict[str, int], number: bool) -> Trees:
     return forest.grown_of_numbers(trees, **scale) if number else forest.grown(trees)
 
 
-def scale_of(rows: np.ndarray) -> dict[str, int]:
-    """The bits behind the point and the unit of numbers, for all owners' `rows` (256,) by exponent,
-    each of which is drawn at most `MOST_COPIES` times.
+def scale_of(rows: np.ndarray, spread: float) -> dict[str, int]:
+    """The bits behind the point and the unit of numbers with this `Agreement.spread`, for all
+    owners' `rows` (256,) by exponent, each of which is drawn at most `MOST_COPIES` times.
     """
-    loss = of_numbers(int(rows.sum()), steps.largest_exponent(rows), MOST_COPIES)
+    loss = of_numbers(int(rows.sum()), steps.largest_exponent(rows), spread, MOST_COPIES)
     return {"bits": loss.bits, "exponent": loss.exponent}
 
 
@@ -230,7 +231,9 @@ def grown_from_rows(
 ) -> Trees:
     """Lot number t of trees from the party's own rows alone."""
     own, number = steps.binned(party), party.context.target is not None
-    scale = scale_of(steps.own_rows(party)) if number else OF_CLASSES
+    scale = OF_CLASSES
+    if number:
+        scale = scale_of(steps.own_rows(party), own_spread(own.y, cfg.bins))
     y = forest.whole(own.y, **scale) if number else own.y
     numbers = range(t * cfg.lot, (t + 1) * cfg.lot)
     drawn = np.stack([copies(own.bins, y, tree, party.context.seed) for tree in numbers])
@@ -272,15 +275,16 @@ def round(
         )
         if counted is None:
             return
-        owners, scale = counted.ids, scale_of(counted.value["rows"].numpy())
+        owners = counted.ids
+        scale = scale_of(counted.value["rows"].numpy(), float(server.spread))
     trees = growth(cfg, steps.layout_of(server.layout), server.context.stream("columns", t), number)
     shared: dict[str, Tree] = {
         "numbers": torch.arange(t * cfg.lot, (t + 1) * cfg.lot),
         "unit": {**scale},
     }
-    if not steps.grow(
-        fed, owners, trees, 2 if number else server.context.classes, shared, counts=not number
-    ):
+    statistics = 2 if number else server.context.classes
+    wide = number and SquaredError(**scale).wide
+    if not steps.grow(fed, owners, trees, statistics, shared, counts=not number, wide=wide):
         return
     news = grown(trees, scale, number)
     learned = fed.call(owners, "learn", shared={"trees": steps.trees_tree(news)}, expect=None)

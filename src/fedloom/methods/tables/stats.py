@@ -9,11 +9,14 @@ Methods of Statistics", 1946.
               for each category the rows c of each word, and c²/n; rows by class                         | sums alone
               owners: the sums of a column that had no room at an owner                                  | sums alone
               owners: for each column n (own mean - mean)²/s.d.², and rows in 16 cells of a stretch      | sums alone
-              twice: owners: for each quartile rows in 8 parts of its cell, the next cells               | sums alone
+              owners: for the two rows around each quartile rows in 8 parts of their cell, and with a
+                      likely number, until the cells are short                                                                                                              | sums alone
     end       mean, s.d., quartiles; drift between owners with its p-value
 
 Sums of numbers are exact, so that means and s.d. are those of all rows together, rounded once.
-Quartiles are within a thousandth of a s.d. of a value that has a quarter of the rows below it.
+Quartiles are those of pandas to within a thousandth of the distance between the quartiles, also if
+one number is far from all others: a cell is divided until it is as short as that, in three questions
+for most columns. A number that many rows have is found itself.
 
 Nobody sends a minimum, a maximum or a value. Counts below `min_cell` are shown as such, and so is a
 second word where its count would tell the first; quartiles need four times as many rows. The server
@@ -44,12 +47,15 @@ from fedloom.core.page import (
 )
 from fedloom.methods.tables.cells import (
     CELLS,
-    PARTS_OF_CELL,
+    CUTS,
+    QUESTIONS,
+    Placed,
+    between,
     cell_of,
     ends_of_cells,
     known_of,
     masked,
-    rounded,
+    neighbors,
     rows_below,
 )
 from fedloom.methods.tables.drift import UNIT, association, finite, spread
@@ -94,7 +100,7 @@ class StatsConfig(MethodConfig):
 
     def calls_in_round(self, context: ClientContext) -> dict[str, int]:
         """Cells become finer in steps."""
-        return {"finer": len(PARTS_OF_CELL)}
+        return {"finer": QUESTIONS}
 
 
 @final
@@ -159,17 +165,11 @@ class StatsClient(Party[StatsConfig]):
             rows=bundled(np.diff(found, prepend=0).ravel(), most),
         )
 
-    def finer(
-        self, *, column: Tensor, low: Tensor, high: Tensor, parts: int, most: int
-    ) -> dict[str, Tensor]:
-        """The rows (q, parts - 1) of each column (q,) in all parts but the last one of the cell
-        from low to high.
-        """
+    def finer(self, *, column: Tensor, ends: Tensor, most: int) -> dict[str, Tensor]:
+        """The rows (q, e - 1) of each column (q,) between successive ends (q, e)."""
         numbers = numbers_of(self)
-        ends = zip(column.tolist(), low.tolist(), high.tolist(), strict=True)
-        found = [
-            rows_below(known_of(numbers[f]), ends_of_cells(a, b, parts)[:-1]) for f, a, b in ends
-        ]
+        asked = zip(column.tolist(), ends.cpu().numpy(), strict=True)
+        found = [rows_below(known_of(numbers[f]), cuts) for f, cuts in asked]
         return tensors(rows=bundled(np.diff(found).ravel(), most))
 
     def learn(self, *, shares: Tensor) -> None:
@@ -393,10 +393,10 @@ def quartiles(
     """
     (mean, sd), n = server.spreads().T[:2], server.found["known"].numpy()
     out = np.repeat(np.where(n > 0, mean, 0)[:, None], 3, axis=1)
-    between = np.zeros(len(n), np.int64)
-    column = np.flatnonzero((n > 1) & (sd > 0))
+    apart = np.zeros(len(n), np.int64)
+    column, sd = np.flatnonzero(n > 1), np.maximum(sd, 2.0**LOWEST)  # which sums do not tell from 0
     if not len(column):
-        return tensors(quartiles=out, between=between)
+        return tensors(quartiles=out, between=apart)
 
     def asked(counts: int, most: int, shared: Any, **more: Shape) -> dict[str, Any]:
         expect = {**more, "rows": Shape("int64", bundles(counts, most))}
@@ -408,29 +408,51 @@ def quartiles(
     found = fed.total(clients, "cells", **each)
     if found is None:
         return None
-    between[column] = found.value["between"].numpy()
+    apart[column] = found.value["between"].numpy()
     rows = unbundled(found.value["rows"].numpy(), len(column) * CELLS, most).reshape(-1, CELLS)
-    # of each quartile: column, quartile, ends of its cell, rows of the column below and in it
-    ends = []
-    for f, counts in zip(column, rows, strict=True):
+    target, placed = server.context.target, dict[tuple[int, int], Placed]()
+    about = {
+        (f, share): neighbors(share, int(n[f])) for f in column.tolist() for share in QUARTILES
+    }
+    for f, counts in zip(column.tolist(), rows, strict=True):
         cells = ends_of_cells(mean[f] - FARTHEST * sd[f], mean[f] + FARTHEST * sd[f], CELLS)
         below = np.append(counts.cumsum(), n[f])
-        ends += [(f, q, *cell_of(share * n[f], cells, below)) for q, share in enumerate(QUARTILES)]
-    for k in PARTS_OF_CELL:
-        which, _, low, high, _, inside = (np.array(part) for part in zip(*ends, strict=True))
-        most, cell = int(inside.max()), {**tensors(column=which, low=low, high=high), "parts": k}
-        found = fed.total(clients, "finer", **asked(len(ends) * (k - 1), most, cell))
+        shift = target.shift if target and f == len(n) - 1 else 0.0
+        for rank in (rank for share in QUARTILES for rank in about[f, share][:2]):
+            found_in = cell_of(rank, cells, below)
+            crowded = 2 * found_in[-1] > n[f]
+            placed[f, rank] = Placed(f, rank, *found_in, crowded, shift=shift)
+
+    def open_() -> set[tuple[int, int]]:
+        """The rows whose places are not known well enough."""
+        ends = {f: [about[f, share][0] for share in QUARTILES] for f in column.tolist()}
+        span = {
+            f: placed[f, last].low - placed[f, first].high for f, (first, _, last) in ends.items()
+        }
+        return {key for key, row in placed.items() if not row.known(span[key[0]])}
+
+    for _ in range(QUESTIONS):
+        if not (left := open_()):
+            break
+        cuts = {placed[key].cell: placed[key].cuts() for key in sorted(left)}
+        most = max(placed[key].inside for key in left)
+        where = tensors(column=np.array([f for f, *_ in cuts]), ends=np.stack([*cuts.values()]))
+        size = len(cuts) * (CUTS - 1)
+        found = fed.total(clients, "finer", **asked(size, most, where))
         if found is None:
             return None
-        counted = unbundled(found.value["rows"].numpy(), len(ends) * (k - 1), most).reshape(
-            -1, k - 1
-        )
-        for i, ((f, q, a, b, before, held), counts) in enumerate(zip(ends, counted, strict=True)):
-            below = before + np.concatenate([[0], counts.cumsum(), [held]])
-            ends[i] = (f, q, *cell_of(QUARTILES[q] * n[f], ends_of_cells(a, b, k), below))
-    for f, q, a, b, *_ in ends:
-        out[f, q] = rounded(a, b)
-    return tensors(quartiles=out, between=between)
+        counted = unbundled(found.value["rows"].numpy(), size, most).reshape(-1, CUTS - 1)
+        by_cell = dict(zip(cuts, counted, strict=True))
+        for key in left:
+            cell = placed[key].cell
+            placed[key] = placed[key].after(cuts[cell], by_cell[cell])
+    unknown = open_()
+    for (f, share), (first, second, part) in about.items():
+        if not {(f, first), (f, second)} & unknown:
+            out[f, QUARTILES.index(share)] = between(placed[f, first], placed[f, second], part)
+        else:
+            out[f, QUARTILES.index(share)] = np.nan
+    return tensors(quartiles=out, between=apart)
 
 
 def round(

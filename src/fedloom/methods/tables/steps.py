@@ -161,11 +161,13 @@ class TreesOwner(TreesParty, Protocol):
 
 class TreesServer(TreesParty, Protocol):
     """The server: `known` (parties,) are the trees that each owner has, -1 before its first
-    message; `gains` (F,) those of all splits by column.
+    message; `gains` (F,) those of all splits by column; `spread` () that of the number to predict,
+    see `Agreement.spread`.
     """
 
     known: Tensor
     gains: Tensor
+    spread: Tensor
 
 
 # -- trees of tensors and arrays -------------------------------------------------------------------
@@ -328,7 +330,8 @@ def binned(party: TreesParty) -> Binned:
 def segments(
     party: TreesParty, *, column: Tensor, start: Tensor, size: int, parts: int
 ) -> dict[str, Tensor]:
-    """The party's rows (p, parts) in segments of keys: see `fedloom.trees.bins`.
+    """The party's rows (p, parts) in segments of keys: see `fedloom.trees.bins`. A number to
+    predict is the last column.
 
     Raises:
         MessageError: the bins are agreed, or these are no segments of the agreement.
@@ -339,7 +342,8 @@ def segments(
         )
 
     def make() -> list[np.ndarray]:
-        return [np.sort(binning.keys(values[~np.isnan(values)])) for values in own_columns(party).T]
+        own = [*own_columns(party).T, *([own_labels(party)] if party.context.target else [])]
+        return [np.sort(binning.keys(values[~np.isnan(values)])) for values in own]
 
     asked = Question(column.cpu().numpy(), start.cpu().numpy(), size, parts)
     return tensors(rows=binning.count(kept(party.context, "keys", "", make), asked))
@@ -462,13 +466,12 @@ def scores(party: TreesParty, x: Tensor, outputs: int) -> np.ndarray:
 
 
 def init_server(server: TreesServer) -> None:
-    """Neither bins nor trees. `known` (parties,): the trees that each owner has, -1 before its
-    first message.
-    """
+    """Neither bins nor trees, and no owner has any."""
     server.layout, server.trees = {}, no_trees(1)
     server.known = torch.full((server.context.parties,), -1)
     columns = len(server.context.columns) + server.cfg.owner_column
     server.gains = torch.zeros(columns, dtype=torch.float64)
+    server.spread = torch.tensor(torch.inf, dtype=torch.float64)
 
 
 def importance(server: TreesServer) -> list[LearnedTable]:
@@ -483,12 +486,13 @@ def importance(server: TreesServer) -> list[LearnedTable]:
     ]
 
 
-def agree(fed: Federation, server: Party[TreesConfig], clients: Sequence[int]) -> Bins | None:
-    """The bins of all columns, from sums of counts of all owners; None if an owner's count is
-    missing.
+def agree(fed: Federation, server: TreesServer, clients: Sequence[int]) -> Bins | None:
+    """The bins of all columns, and in `server` the spread of a number to predict, from sums of
+    counts of all owners; None if an owner's count is missing.
     """
     sizes = [*map(len, server.context.words), *[server.context.parties] * server.cfg.owner_column]
     numbers = [f for f, size in enumerate(sizes) if not size]
+    numbers += [len(sizes)] * (server.context.target is not None)
     agreement = Agreement(numbers, server.cfg.bins)
     while (asked := agreement.question) is not None:
         found = fed.total(
@@ -505,6 +509,8 @@ def agree(fed: Federation, server: Party[TreesConfig], clients: Sequence[int]) -
         if found is None:
             return None
         agreement.answer(found.value["rows"].numpy())
+    if server.context.target is not None:
+        server.spread = torch.tensor(agreement.spread(len(sizes)), dtype=torch.float64)
     by_word = [np.empty(0, np.int64)] * len(sizes)
     if any(sizes):
         shape = {"rows": Shape("int64", sum(sizes))}
@@ -529,12 +535,14 @@ def grow(
     statistics: int,
     shared: dict[str, Tree],
     counts: bool = False,
+    wide: bool = False,
 ) -> bool:
     """Grow trees level by level, from the owners' sums of this many statistics; False if an owner
     was lost, as the owners of a tree must stay the same.
 
     The message of a level has the last splits, and the nodes whose histograms are asked, with their
     columns if they are drawn, and the bits of their numbers of rows if the statistics are `counts`.
+    Others are sent as in `histograms.sent`.
     """
     while len(trees.asked):
         asked = {"asked": trees.asked.astype(np.int32), "tree": trees.tree.astype(np.int32)}
@@ -543,9 +551,12 @@ def grow(
         if counts:
             asked["bits"] = trees.bits
         sizes = trees.sizes
-        size = statistics * int(sizes.sum())
+        cells = int(sizes.sum())
         room = np.repeat(trees.bits, sizes) if counts else np.empty(0, np.uint8)
-        words = histograms.bundles_by(statistics, room) if counts else -(-size // 2)
+        if counts:
+            words = histograms.bundles_by(statistics, room)
+        else:
+            words = histograms.words_sent(statistics, cells, wide)
         found = fed.total(
             owners,
             "histograms",
@@ -559,7 +570,7 @@ def grow(
         if counts:
             trees.answer(histograms.unbundled_by(sums, statistics, room))
         else:
-            trees.answer(histograms.untwined(sums, size).reshape(statistics, -1))
+            trees.answer(histograms.received(sums, statistics, cells, wide))
     return True
 
 

@@ -54,7 +54,7 @@ from fedloom.methods.tables.fedboost import outputs_of
 from fedloom.methods.tables.steps import trees_of, trees_tree
 from fedloom.methods.vertical import steps
 from fedloom.trees import boosting, forest, losses
-from fedloom.trees.bins import Bins, own_edges
+from fedloom.trees.bins import Bins, own_edges, own_spread
 from fedloom.trees.boosting import BoostingSettings, outputs
 from fedloom.trees.exact import PARTS
 from fedloom.trees.histograms import cells_of
@@ -356,7 +356,7 @@ def planted(
         news = forest.grow(trees, layout, bins, y, drawn, active.context.classes)
     else:
         trees = forest.growth(*how, Squares())
-        news = forest.grow_of_numbers(trees, layout, bins, y, drawn)
+        news = forest.grow_of_numbers(trees, layout, bins, y, drawn, own_spread(y, cfg.bins))
     return trees_tree(joined([*([old] if old else []), news])), trees.gains
 
 
@@ -372,8 +372,11 @@ def boosted(
     """
     n, K, number = len(y), active.context.classes, active.context.target is not None
     before = old or boosting.base(None if number else np.bincount(y, minlength=K))
-    exponent = int(np.frexp(np.abs(y).max())[1]) if number else 0
-    loss = losses.of_numbers(n, exponent) if number else losses.of_classes(n)
+    if number:
+        exponent = int(np.frexp(np.abs(y).max())[1])
+        loss: losses.Loss = losses.of_numbers(n, exponent, own_spread(y, cfg.bins))
+    else:
+        loss = losses.of_classes(n)
     layout = layout_of(cfg.bins, bins.shape[1])
     how = BoostingSettings(cfg.depth, cfg.min_rows, cfg.rate, cfg.l2)
     scores = before.scores(bins, outputs(K))
