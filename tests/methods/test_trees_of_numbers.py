@@ -16,7 +16,8 @@ from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegresso
 from fedloom import methods
 from fedloom.core.context import ClientContext
 from fedloom.core.message import digest
-from fedloom.deploy.tables import tree_network
+from fedloom.deploy.table_network import network_of
+from fedloom.deploy.tables import table_network
 from fedloom.methods.tables import fedextra, steps
 from fedloom.protect.aggregators import Secure
 from fedloom.trees import histograms, losses
@@ -177,11 +178,10 @@ def test_mixes_are_means_with_the_owner_s_own_trees(name: str) -> None:
 def test_the_exported_code_predicts_the_same_numbers(name: str) -> None:
     x, y = numbers(200)
     party = federation(methods.find(name), owners(x, y, [80]), **FEW[name]).run(2).party(0)
-    source, state = tree_network(cast("Any", SimpleNamespace(recipe=None, input_shape=(5,))), party)
-    space: dict[str, Any] = {"torch": torch, "nn": torch.nn}
-    exec(source, space)
-    network = space["Network"]()
-    network.load_state_dict(state)
+    data = cast("Any", SimpleNamespace(recipe=None, input_shape=(5,)))
+    settings, state = table_network(data, party)
+    network = network_of(settings)
+    network.load_state_dict(state, assign=True)
     assert torch.equal(network(torch.from_numpy(x)), party.infer(torch.from_numpy(x)))
 
 

@@ -342,7 +342,9 @@ def weaknesses_of(name: str) -> set[str]:
 @pytest.mark.parametrize("secure", [False, True])
 def test_the_epsilon_of_a_sum_is_said_to_hang_on_what_the_coordinator_says(secure: bool) -> None:
     """In secure sums noise is of shares, made for as many parties as the run says there are."""
-    cfg = registry()["fedextra"].config(dp={"sigma": 31.6, "grid": {"a": (0.0, 1.0)}})
+    cfg = registry()["fedextra"].configure(
+        params={"dp": {"sigma": 31.6, "grid": {"a": (0.0, 1.0)}}}
+    )
     context = SimpleNamespace(aggregator=SimpleNamespace(secure=secure), parties=100)
     party: Any = SimpleNamespace(cfg=cfg, context=context, data=range(60))
     (line,) = own_epsilon(party, rounds=100)
