@@ -50,7 +50,12 @@ def as_options(text: str) -> str:
     )
     text = re.sub(r"^(metric|worth|budget|repeats|label|group|id)(?= must)", r"--\1", text)
     text = re.sub(r"\b(label|group|id)(?=, the column)", r"--\1", text)
-    text = re.sub(r"\bset unit = '([^']*)'", lambda m: f"add --unit {shlex.quote(m[1])}", text)
+    text = re.sub(
+        r"\bset (unit|time) = '([^']*)'", lambda m: f"add --{m[1]} {shlex.quote(m[2])}", text
+    )
+    text = text.replace("time = ()", "--no-time").replace(
+        "name time or unit", "add --time or --unit"
+    )
     text = re.sub(r"data\.(drop|keep) = (\[[^\]]*\])", listed, text)
     text = re.sub(
         _SETTING + r" = [\"'](\w+)[\"']", lambda found: f"{named(found)} {found[2]}", text

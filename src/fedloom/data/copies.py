@@ -5,9 +5,9 @@ Two rows may be equal by chance, as two men of one age are in a table of age and
 would be equal to a row by chance is told by those that are nearly so: of h_k rows that differ from
 it in k columns, h_k / e_k would differ in none if columns differ independently of each other, where
 e_k sums the products of the odds of a difference over all sets of k columns. The largest of these
-numbers is taken over the nearest rows, as people come in kinds. Columns that are one in another unit count once.
-The share of rows that have copies has the largest likelihood, and equal rows are taken for copies
-if that is twice as probable as chance.
+numbers is taken, over the nearest rows, as people come in kinds. Columns that are one in another
+unit count once. The share of rows that have copies has the largest likelihood, and equal rows are
+taken for copies if that is twice as probable as chance.
 """
 
 from collections.abc import Mapping
@@ -85,9 +85,7 @@ def copies_of(x: np.ndarray, numbers: np.ndarray) -> Copies:
     apart = np.abs(flat[fine][:, judge.used].astype(np.float64) - flat[coarse][:, judge.used])
     near = judge.chance(coarse, np.maximum(judge.places(coarse), np.nan_to_num(apart)))
     sizes = np.bincount(equal, minlength=len(flat))
-    share = _share(
-        np.concatenate([np.repeat(chance, sizes[again]), np.repeat(near, 2)]), len(flat)
-    )
+    share = _share(np.concatenate([np.repeat(chance, sizes[again]), np.repeat(near, 2)]), len(flat))
     alone = np.isin(equal, again[chance > SURE * share])  # equal by chance
     groups[alone] = np.flatnonzero(alone)
     for one, other in pairs[near <= SURE * share].tolist():
@@ -172,6 +170,43 @@ def times_of(equal: np.ndarray) -> int:
     return int(np.gcd.reduce(counts)) if len(counts) >= FEWEST else 1
 
 
+def codes_of_rows(*codes: np.ndarray) -> np.ndarray:
+    """(n,) one code for each combination of codes (n,)."""
+    found = np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)[1]
+    return found.reshape(-1).astype(np.int64)
+
+
+def joined_codes(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """(n,) codes that are equal in rows that `one` or `other` joins, also by way of others.
+
+    Example:
+        >>> joined_codes(np.array([0, 0, 1, 2]), np.array([0, 1, 1, 2])).tolist()
+        [0, 0, 0, 3]
+    """
+    found = np.arange(len(one))
+    places = [np.unique(codes, return_inverse=True)[1].reshape(-1) for codes in (one, other)]
+    while True:
+        before = found
+        for place in places:
+            least = np.full(len(one), len(one))
+            np.minimum.at(least, place, found)
+            found = least[place]
+        if np.array_equal(before, found):
+            return found
+
+
+def places_among(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) how many earlier rows have the same code; and (n,) how many rows in all."""
+    order = np.argsort(codes, kind="stable")
+    _, first, place, count = np.unique(
+        codes[order], return_index=True, return_inverse=True, return_counts=True
+    )
+    found, of_all = np.empty((2, len(codes)), np.int64)
+    found[order] = np.arange(len(codes)) - first[place.reshape(-1)]
+    of_all[order] = count[place.reshape(-1)]
+    return found, of_all
+
+
 def _equal(flat: np.ndarray) -> np.ndarray:
     """(n,) the first row that is equal to each."""
     seen: dict[bytes, int] = {}
@@ -195,9 +230,7 @@ class _Judge:
 
         def some(rows: np.ndarray) -> np.ndarray:
             found: np.ndarray = flat[
-                rows
-                if len(rows) <= OTHERS
-                else np.sort(pick.choice(rows, OTHERS, replace=False))
+                rows if len(rows) <= OTHERS else np.sort(pick.choice(rows, OTHERS, replace=False))
             ]
             return found
 
@@ -247,9 +280,11 @@ def _informative(x: np.ndarray) -> np.ndarray:
     """The columns of x (n, F) that vary, without those that are another one in another unit."""
     varies = np.flatnonzero((x != x[:1]).any(0))
     varies = varies[:: -(-len(varies) // MOST_COLUMNS) or 1]
-    ranks = np.stack(
-        [np.unique(x[:, j], return_inverse=True)[1].reshape(-1) for j in varies], axis=1
-    ) if len(varies) else np.zeros((len(x), 0))
+    ranks = (
+        np.stack([np.unique(x[:, j], return_inverse=True)[1].reshape(-1) for j in varies], axis=1)
+        if len(varies)
+        else np.zeros((len(x), 0))
+    )
     kept: list[int] = []
     centered = ranks - ranks.mean(0)
     length = np.maximum(np.linalg.norm(centered, axis=0), 1e-12)

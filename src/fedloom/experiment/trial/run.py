@@ -38,7 +38,7 @@ from fedloom.experiment.trial.contributions import contributions, scores_of, tol
 from fedloom.experiment.trial.decide import FEWEST, OwnerVerdict, decide, worth_repeating
 from fedloom.experiment.trial.evidence import Evidence, evidence
 from fedloom.experiment.trial.folds import Fold, blocks, draw_folds, split
-from fedloom.experiment.trial.owners import MOST_NAMED, Owners, standardized
+from fedloom.experiment.trial.owners import MOST_NAMED, Owners, distinct, standardized
 from fedloom.experiment.trial.partners import Partners, partners_of
 from fedloom.experiment.trial.predictions import MIX, PERSONAL, Boxes, Predictions, Recipe
 from fedloom.experiment.trial.result import (
@@ -86,7 +86,9 @@ def run_trial(
     """
     with on_one_thread():
         return TrialRun(
-            owners, config or TrialConfig(), progress or (lambda done, total, seconds: None)
+            distinct(owners),
+            config or TrialConfig(),
+            progress or (lambda done, total, seconds: None),
         ).run()
 
 
@@ -447,7 +449,7 @@ class TrialRun:
         fold, K, N = self.folds[c], int(self.folds[c].max()) + 1, len(self.owners.names)
         gains = np.zeros((len(WEIGHTS) - 1, K + 1, N))
         spread = np.zeros((len(WEIGHTS) - 1, K + 1, N))
-        units = []
+        units, together = [], self.owners.together
         for k in range(K + 1):  # without fold k; at last with all
             for i in range(N):
                 rows = self.owners.rows(i)
@@ -458,7 +460,7 @@ class TrialRun:
                     own[rows],
                     joint[rows],
                     self.folds[0][rows],
-                    unit=None if self.owners.unit is None else self.owners.unit[rows],
+                    unit=None if together is None else together[rows],
                     priors=self.priors[0][rows],
                 )
                 units.append(count)
@@ -470,7 +472,7 @@ class TrialRun:
         which an owner has too few units, if two others remain. A note names these classes.
         """
         owners, y, found, left = self.owners, self.owners.data.y, [], []
-        unit = self.folds[0] if owners.order is not None else owners.unit
+        unit = self.folds[0] if owners.order is not None else owners.together
         for i, name in enumerate(owners.names):
             rows = owners.rows(i)
             rows = rows[self.folds[0][rows] >= 0]
@@ -496,8 +498,8 @@ class TrialRun:
         own, shared = np.stack(self.alone.chosen), np.stack(self.federated.chosen)
         folds, priors = np.stack(self.folds), np.stack(self.priors)
         # windows of time are units
-        unit = self.folds[0] if self.owners.order is not None else self.owners.unit
-        together = self.owners.unit if self.owners.order is None else blocks(self.owners.order)
+        unit = self.folds[0] if self.owners.order is not None else self.owners.together
+        together = self.owners.together if self.owners.order is None else blocks(self.owners.order)
         found = []
         for rows in self.scored:
             found.append(
