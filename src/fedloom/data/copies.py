@@ -10,6 +10,7 @@ unit count once. The share of rows that have copies has the largest likelihood, 
 taken for copies if that is twice as probable as chance.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,6 +36,8 @@ MANY_VALUES = 20
 """Different numbers from which on a column may be rounded."""
 FULL = 99
 """The decimals of a number that is not rounded."""
+LINE = 0.99
+"""The correlation of a label and of another column that is a line of it, at least."""
 BUCKET, TABLES, CELL = 30, 4, 0.5
 """The search for rounded copies: rows in a cell of a grid, at most; grids; and the width of a cell
 in standard deviations.
@@ -143,13 +146,11 @@ def notes_on_copies(table: RawTable) -> list[str]:
             "test."
         )
     if table.test is not None:
-        rest = np.setdiff1d(found, found[table.test])
-        if seen := int((~np.isin(found[table.test], rest)).sum()) and int(
-            np.isin(found[table.test], np.delete(found, table.test)).sum()
-        ):
+        tested = found[table.test]
+        if seen := int(np.isin(tested, np.delete(found, table.test)).sum()):
             notes.append(
-                f"{seen} of {len(table.test)} test rows are copies of training rows: scores on "
-                "them are too good."
+                f"{seen} of {len(tested)} test rows are copies of training rows: scores on them "
+                "are too good."
             )
     return notes
 
@@ -213,6 +214,66 @@ def _equal(flat: np.ndarray) -> np.ndarray:
     rows = np.ascontiguousarray(flat + 0.0 if flat.dtype.kind == "f" else flat)  # no -0.0
     found = [seen.setdefault(row.tobytes(), number) for number, row in enumerate(rows)]
     return np.array(found, np.int64)
+
+
+# -- the label -------------------------------------------------------------------------------------
+
+
+def label_copies(
+    columns: Mapping[str, np.ndarray], y: np.ndarray, groups: np.ndarray | None = None
+) -> list[str]:
+    """Notes on columns of numbers that are the label in another form: a number in another unit, or
+    of the same order, also rounded, and of other units at each owner; or with limits between
+    classes.
+
+    Example:
+        >>> price = np.random.default_rng(0).normal(200, 50, 40)
+        >>> label_copies({"cents": (100 * price).round(), "rooms": np.arange(40) % 5}, price)
+        ["Column 'cents' tells the label of every row, in another unit: drop it if it is known only later."]
+    """  # noqa: E501
+    owners = [slice(None)] if groups is None else [groups == i for i in np.unique(groups)]
+    by = "in another unit" if y.dtype.kind == "f" else "by limits between classes"
+    test = _of_one_line if y.dtype.kind == "f" else _apart
+    return [
+        f"Column {name!r} tells the label of every row, {by}: drop it if it is known only later."
+        for name, values in columns.items()
+        if values.dtype.kind in "fiu"
+        and not (values.dtype == y.dtype and np.array_equal(values, y))
+        and all(test(values[own], y[own]) for own in owners)
+    ]
+
+
+def _of_one_line(values: np.ndarray, y: np.ndarray) -> bool:
+    """Whether numbers (n,) are a line of `y` up to the last place of both, or have its order."""
+    known = np.isfinite(values)
+    v, label = values[known].astype(np.float64), y[known]
+    if 2 * len(v) < len(y) or min(len(np.unique(v)), len(np.unique(label))) < FEWEST:
+        return False
+    with np.errstate(invalid="ignore"):
+        if not abs(np.corrcoef(v, label)[0, 1]) > LINE:
+            return len(np.unique(label)) > MANY_VALUES and _in_order(v, label)
+    slope, start = np.polyfit(v, label, 1)
+    places = [2 * _half_places(decimals(each)).min() for each in (label, v)]
+    allowed = places[0] + abs(slope) * places[1] + 1e-6 * np.ptp(label)
+    off = float(np.abs(label - slope * v - start).max())
+    return off <= allowed or (len(np.unique(label)) > MANY_VALUES and _in_order(v, label))
+
+
+def _in_order(v: np.ndarray, y: np.ndarray) -> bool:
+    if len(np.unique(v)) <= MANY_VALUES:
+        return False
+    up, down = (np.diff(sign * y[np.lexsort((sign * y, v))]) for sign in (1, -1))
+    return bool((up >= 0).all() or (down >= 0).all())
+
+
+def _apart(values: np.ndarray, y: np.ndarray) -> bool:
+    """Whether numbers (n,) of each class are apart from those of others, and each has some."""
+    if not np.isfinite(values).all() or len(np.unique(values)) <= len(classes := np.unique(y)):
+        return False
+    if np.unique(y, return_counts=True)[1].min() < FEWEST:
+        return False
+    ends = sorted((values[y == k].min(), values[y == k].max()) for k in classes)
+    return all(one[1] < other[0] for one, other in itertools.pairwise(ends))
 
 
 # -- chance ----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn, known_words
+from fedloom.data.copies import label_copies
 from fedloom.data.grammar import (
     MOST_NUMBERS,
     Grammar,
@@ -294,6 +295,7 @@ def understand(
         column: _typed(found, kinds[column])[some] for column, found in table.values.items()
     }
     notes += _copy_notes(features, y_kept, groups_kept)
+    notes += label_copies(features, y_kept, groups_kept)
     data = [name for name, values in features.items() if _names_value(name, values)]
     if 2 * len(data) > len(features):
         notes.append(

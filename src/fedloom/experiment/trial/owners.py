@@ -16,6 +16,7 @@ from fedloom.data.copies import (
     copies_of,
     elsewhere,
     joined_codes,
+    label_copies,
     places_among,
     times_of,
 )
@@ -275,19 +276,26 @@ def _alike(y: np.ndarray, task: str) -> float:
 # -- copies ----------------------------------------------------------------------------------------
 
 
-def raw_copies(data: Dataset) -> Copies:
-    """The copies among a data set's rows, by its columns before they were encoded."""
+def raw_copies(data: Dataset) -> tuple[Copies, list[str]]:
+    """The copies among a data set's rows, and notes on those of its label, by its columns before
+    they were encoded.
+    """
     raw = undo(data)
     x = raw.x if raw.offset is None else raw.x + raw.offset
+    if x.ndim != 2:
+        return copies_of(x, np.zeros(0, bool)), []
     numbers = np.array([not words for words in raw.words or [()] * x.shape[1]])
-    return copies_of(x, numbers if x.ndim == 2 else np.zeros(0, bool))
+    named = zip(raw.columns or map(str, range(x.shape[1])), x.T, numbers, strict=True)
+    columns = {name: column for name, column, number in named if number}
+    return copies_of(x, numbers), label_copies(columns, data.y, data.groups)
 
 
 def distinct(owners: Owners) -> Owners:
     """The owners without rows that only repeat one of their own; other copies, as of several
     owners, rounded, or with another label, are never divided. Notes say so.
     """
-    found, owner, n = raw_copies(owners.data), owners.owner, len(owners.owner)
+    found, labels = raw_copies(owners.data)
+    owner, n = owners.owner, len(owners.owner)
     parts = [owner, np.unique(owners.data.y, return_inverse=True)[1].reshape(-1)]
     parts += [of for of in (owners.unit, owners.order) if of is not None]
     kept, equal = np.ones(n, bool), codes_of_rows(found.equal, *parts)
@@ -298,7 +306,8 @@ def distinct(owners: Owners) -> Owners:
     left, same = np.flatnonzero(kept), codes_of_rows(found.copies, *parts)
     kept[left[places_among(same[left])[0] > 0]] = False
     copies, of = found.copies[kept], owner[kept]
-    shared, rows, notes = elsewhere(copies, of), len(copies), list[str]()
+    shared, rows = elsewhere(copies, of), len(copies)
+    notes = [note for note in labels if note not in owners.notes]
     if rows < n:
         notes.append(
             f"{n - rows} of {n} rows are copies of another row of their owner, equal or equal but "

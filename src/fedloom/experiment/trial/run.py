@@ -62,6 +62,10 @@ FEWEST_REPEATS = 2
 """Repeats before a decision, as the variance of one is unknown."""
 SUSPICIOUS = 0.99
 """A score of training alone above which a column may tell the label."""
+INDEPENDENT = "if rows are independent"
+"""What joining holds under, where nothing excludes that rows depend on each other."""
+EXACT = 0.02
+"""An RMSE of training alone, in standard deviations of the label, below which it is the same."""
 PARTNERS = 20
 """The most owners whose models are scored on each other's rows."""
 
@@ -532,11 +536,14 @@ class TrialRun:
         if not boxes:
             return [None] * len(names)
         found: list[Partners | None] = []
+        together = self.owners.together if self.owners.order is None else self.folds[0]
         for i, rows in enumerate(self.scored):
             predicted = np.mean([box[:, rows] for box in boxes], axis=0)
             y = self.owners.data.y[rows]
             of = (told(predicted), self.folds[0][rows], self.priors[0][rows])
-            found.append(partners_of(i, names, self.metric, y, *of, self.config.worth))
+            sides = [told(kind.chosen[0])[rows] for kind in (self.alone, self.federated)]
+            unit = None if together is None else together[rows]
+            found.append(partners_of(i, names, self.metric, y, *of, self.config.worth, sides, unit))
         return found
 
     def _messages(self, candidate: Candidate) -> Ledger:
@@ -612,7 +619,9 @@ class TrialRun:
         )
         names, pooled = self.owners.names, self._pooled(best_alone)
         alone = _weighted([one.alone for one in found], self.weights)
-        if (
+        errors = [one.alone / unit for one, unit in zip(found, self.unit_of, strict=True)]
+        exact = self.metric == "rmse" and (_weighted(errors, self.weights) or -1.0) > -EXACT
+        if exact or (
             alone is not None
             and alone > SUSPICIOUS
             and self.metric in ("auc", "accuracy", "balanced accuracy")
@@ -634,6 +643,7 @@ class TrialRun:
                 sent=ledger.sent(f"{role}-{i}"),
                 received=ledger.received(f"{role}-{i}"),
                 calibration=self._calibration(i),
+                condition=INDEPENDENT if self.owners.doubt and verdict.decision == "join" else "",
             )
             for i, (name, one, verdict) in enumerate(zip(names, found, verdicts, strict=True))
         }
