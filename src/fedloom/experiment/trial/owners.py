@@ -302,10 +302,17 @@ def distinct(owners: Owners) -> Owners:
     for own in map(owners.rows, range(len(owners.names))):
         if (times := times_of(equal[own])) > 1:  # as in a table that was exported twice
             place, count = places_among(equal[own])
-            kept[own[place >= count // times]] = False
-    left, same = np.flatnonzero(kept), codes_of_rows(found.copies, *parts)
+            again = place >= count // times
+            if (equal[own].reshape(-1, times) == equal[own][::times, None]).all():
+                again = np.arange(len(own)) % times > 0  # one after the other
+            kept[own[again]] = False
+    left, every = np.flatnonzero(kept), found.copies
+    if len(left) < n:  # without those, equal rows may be so by chance
+        every = np.arange(n)
+        every[left] = left[raw_copies(_taken(owners.data, kept))[0].copies]
+    same = codes_of_rows(every, *parts)
     kept[left[places_among(same[left])[0] > 0]] = False
-    copies, of = found.copies[kept], owner[kept]
+    copies, of = every[kept], owner[kept]
     shared, rows = elsewhere(copies, of), len(copies)
     notes = [note for note in labels if note not in owners.notes]
     if rows < n:
@@ -327,8 +334,8 @@ def distinct(owners: Owners) -> Owners:
         )
     marked = replace(
         owners,
-        unit=None if owners.unit is None else joined_codes(owners.unit, found.copies),
-        copies=found.copies if len(np.unique(copies)) < rows else None,
+        unit=None if owners.unit is None else joined_codes(owners.unit, every),
+        copies=every if len(np.unique(copies)) < rows else None,
         notes=(*owners.notes, *notes),
     )
     return marked.only(kept) if rows < n else marked

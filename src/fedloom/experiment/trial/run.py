@@ -64,7 +64,7 @@ SUSPICIOUS = 0.99
 """A score of training alone above which a column may tell the label."""
 INDEPENDENT = "if rows are independent"
 """What joining holds under, where nothing excludes that rows depend on each other."""
-EXACT = 0.02
+EXACT = 0.05
 """An RMSE of training alone, in standard deviations of the label, below which it is the same."""
 PARTNERS = 20
 """The most owners whose models are scored on each other's rows."""
