@@ -38,10 +38,12 @@ FULL = 99
 """The decimals of a number that is not rounded."""
 LINE = 0.99
 """The correlation of a label and of another column that is a line of it, at least."""
-BUCKET, TABLES, CELL = 30, 4, 0.5
-"""The search for rounded copies: rows in a cell of a grid, at most; grids; and the width of a cell
-in standard deviations.
+SEARCHED, NEAREST, MOST_NEAR = 4, 0.06, 2000
+"""Columns by which rounded copies are looked for; standard deviations between a number and its rounded copy, at most; and rows among which a copy
+is looked for.
 """
+GAP = -1e9
+"""What stands for a missing number."""
 LARGEST = 5_000_000
 """Numbers of a table beyond which rounded copies are not looked for."""
 
@@ -85,8 +87,8 @@ def copies_of(x: np.ndarray, numbers: np.ndarray) -> Copies:
     judge = _Judge(flat, first)
     chance = judge.chance(again, np.zeros((len(again), len(judge.used))))
     fine, coarse = pairs.T
-    apart = np.abs(flat[fine][:, judge.used].astype(np.float64) - flat[coarse][:, judge.used])
-    near = judge.chance(coarse, np.maximum(judge.places(coarse), np.nan_to_num(apart)))
+    apart = np.abs(judge.filled(flat[fine]) - judge.filled(flat[coarse]))
+    near = judge.chance(coarse, np.maximum(judge.places(coarse), apart))
     sizes = np.bincount(equal, minlength=len(flat))
     share = _share(np.concatenate([np.repeat(chance, sizes[again]), np.repeat(near, 2)]), len(flat))
     alone = np.isin(equal, again[chance > SURE * share])  # equal by chance
@@ -222,9 +224,8 @@ def _equal(flat: np.ndarray) -> np.ndarray:
 def label_copies(
     columns: Mapping[str, np.ndarray], y: np.ndarray, groups: np.ndarray | None = None
 ) -> list[str]:
-    """Notes on columns of numbers that are the label in another form: a number in another unit, or
-    of the same order, also rounded, and of other units at each owner; or with limits between
-    classes.
+    """Notes on columns of numbers that are the label in another form: a number in another unit,
+    also rounded, and of other units at each owner; or with limits between classes.
 
     Example:
         >>> price = np.random.default_rng(0).normal(200, 50, 40)
@@ -244,26 +245,17 @@ def label_copies(
 
 
 def _of_one_line(values: np.ndarray, y: np.ndarray) -> bool:
-    """Whether numbers (n,) are a line of `y` up to the last place of both, or have its order."""
+    """Whether numbers (n,) are a line of `y` up to the last place of both."""
     known = np.isfinite(values)
     v, label = values[known].astype(np.float64), y[known]
     if 2 * len(v) < len(y) or min(len(np.unique(v)), len(np.unique(label))) < FEWEST:
         return False
-    with np.errstate(invalid="ignore"):
-        if not abs(np.corrcoef(v, label)[0, 1]) > LINE:
-            return len(np.unique(label)) > MANY_VALUES and _in_order(v, label)
+    if not abs(np.corrcoef(v, label)[0, 1]) > LINE:
+        return False
     slope, start = np.polyfit(v, label, 1)
     places = [2 * _half_places(decimals(each)).min() for each in (label, v)]
     allowed = places[0] + abs(slope) * places[1] + 1e-6 * np.ptp(label)
-    off = float(np.abs(label - slope * v - start).max())
-    return off <= allowed or (len(np.unique(label)) > MANY_VALUES and _in_order(v, label))
-
-
-def _in_order(v: np.ndarray, y: np.ndarray) -> bool:
-    if len(np.unique(v)) <= MANY_VALUES:
-        return False
-    up, down = (np.diff(sign * y[np.lexsort((sign * y, v))]) for sign in (1, -1))
-    return bool((up >= 0).all() or (down >= 0).all())
+    return bool((np.abs(label - slope * v - start) <= allowed).all())
 
 
 def _apart(values: np.ndarray, y: np.ndarray) -> bool:
@@ -297,27 +289,26 @@ class _Judge:
 
         self.flat, distinct = flat, some(first)
         self.used = _informative(distinct)
-        self.x = self._filled(some(np.arange(len(flat))))
+        self.x = self.filled(some(np.arange(len(flat))))
         # how often a value that one row has is in the others (I. J. Good, A. Turing)
         self.unseen = np.array([_unseen(column) for column in distinct[:, self.used].T])
 
-    def _filled(self, x: np.ndarray) -> np.ndarray:
-        return np.nan_to_num(x[:, self.used].astype(np.float64), nan=np.inf)
+    def filled(self, x: np.ndarray) -> np.ndarray:
+        """The columns of rows (r, F) that tell chance, without gaps."""
+        return np.nan_to_num(x[:, self.used].astype(np.float64), nan=GAP)
 
     def places(self, rows: np.ndarray) -> np.ndarray:
         """(r, F) half of the last place of the numbers of these rows; 0 of full ones."""
-        x = self.flat[rows][:, self.used].astype(np.float64)
-        return _half_places(decimals(x))
+        return _half_places(decimals(self.filled(self.flat[rows])))
 
     def chance(self, rows: np.ndarray, apart: np.ndarray) -> np.ndarray:
         """(r,) how many rows would be within `apart` (r, F) of these by chance."""
         found = np.zeros(len(rows))
-        x, n = self._filled(self.flat[rows]), len(self.flat)
+        x, n = self.filled(self.flat[rows]), len(self.flat)
         step = max(1, 4_000_000 // max(1, self.x.size))
         for at in range(0, len(rows), step):
             part = slice(at, at + step)
             low, high = x[part] - apart[part], x[part] + apart[part]
-            low[np.isinf(x[part])] = high[np.isinf(x[part])] = np.inf
             same = (self.x >= low[:, None]) & (self.x <= high[:, None])  # (r, n, F)
             # not the row itself, and its copies
             same &= ~same.all(2, keepdims=True)
@@ -340,29 +331,16 @@ class _Judge:
 def _informative(x: np.ndarray) -> np.ndarray:
     """The columns of x (n, F) that vary, without those that are another one in another unit."""
     varies = np.flatnonzero((x != x[:1]).any(0))
-    varies = varies[:: -(-len(varies) // MOST_COLUMNS) or 1]
-    ranks = (
-        np.stack([np.unique(x[:, j], return_inverse=True)[1].reshape(-1) for j in varies], axis=1)
-        if len(varies)
-        else np.zeros((len(x), 0))
-    )
+    varies = varies[:: max(1, len(varies) // MOST_COLUMNS)]
+    ranks: list[np.ndarray] = [
+        np.unique(x[:, j], return_inverse=True)[1].reshape(-1) for j in varies
+    ]
+    alike = np.abs(np.atleast_2d(np.corrcoef(ranks or [np.arange(2)]))) > SAME
     kept: list[int] = []
-    centered = ranks - ranks.mean(0)
-    length = np.maximum(np.linalg.norm(centered, axis=0), 1e-12)
-    alike = np.abs(centered.T @ centered / np.outer(length, length)) > SAME
-    first = [_by_first(column).tobytes() for column in ranks.T]
-    tied = [len(np.unique(column)) < len(column) for column in ranks.T]
     for j in range(len(varies)):
-        if not any(alike[j, k] or (tied[j] and first[j] == first[k]) for k in kept):
+        if not any(alike[j][k] for k in kept):
             kept.append(j)
     found: np.ndarray = varies[kept]
-    return found
-
-
-def _by_first(codes: np.ndarray) -> np.ndarray:
-    """Codes numbered by the order in which they are first met."""
-    _, first, place = np.unique(codes, return_index=True, return_inverse=True)
-    found: np.ndarray = np.argsort(np.argsort(first))[place.reshape(-1)]
     return found
 
 
@@ -401,52 +379,30 @@ def _rounded(flat: np.ndarray, numbers: np.ndarray, first: np.ndarray) -> np.nda
     none = np.zeros((0, 2), np.int64)
     if flat.size > LARGEST or flat.shape[1] != len(numbers):
         return none
-    x = flat[first].astype(np.float64)
-    measured = np.array(
-        [j for j in np.flatnonzero(numbers) if len(np.unique(x[:, j])) > MANY_VALUES], np.int64
-    )
+    x = np.nan_to_num(flat[first].astype(np.float64), nan=GAP)
+    values = np.array([len(np.unique(column)) for column in x.T]) * numbers
+    measured = np.argsort(-values, kind="stable")[: (values > MANY_VALUES).sum()]
     if len(measured) < 2:
         return none
-    rest = np.setdiff1d(np.arange(flat.shape[1]), measured)
-    codes, pick = _equal(x[:, rest]), np.random.default_rng(0)
-    m, found = x[:, measured], [none]
-    scale = np.maximum(np.nanstd(m, axis=0), 1e-12) * (CELL if len(x) < 5000 else CELL / 2)
-    cells = np.nan_to_num(m / scale, nan=1e9)
-    for _ in range(TABLES):
-        some = pick.choice(len(measured), min(4, len(measured)), replace=False)
-        grid = np.floor(cells[:, some] + pick.random(len(some)))
-        found.append(_within(_equal(np.column_stack([codes, grid]))))
-    pairs = np.unique(np.concatenate(found), axis=0)
-    if not len(pairs):
-        return none
-    places = decimals(m)
-    one, other = pairs.T
-    tolerance = np.where(
-        places[one] == places[other], 0.0, _half_places(np.minimum(places[one], places[other]))
-    )
-    noise = 3e-7 * np.abs(m[one])
-    gone = np.isnan(m[one]) & np.isnan(m[other])
-    near = (np.abs(m[one] - m[other]) <= tolerance * (1 + 1e-6) + noise) | gone
-    kept = near.all(1)
-    one, other = one[kept], other[kept]
-    coarse = np.where(
-        (np.minimum(places[one], 9).sum(1) < np.minimum(places[other], 9).sum(1)), one, other
-    )
-    return np.stack([first[one + other - coarse], first[coarse]], axis=1)
-
-
-def _within(codes: np.ndarray) -> np.ndarray:
-    """(P, 2) all pairs of places with one code, but of codes with more than `BUCKET` places."""
-    order = np.argsort(codes, kind="stable")
-    ends = np.flatnonzero(np.diff(codes[order])) + 1
-    starts = np.concatenate([[0], ends])
-    sizes = np.diff(np.concatenate([starts, [len(codes)]]))
-    found = [np.zeros((0, 2), np.int64)]
-    for gap in range(1, BUCKET):
-        at = starts[(sizes > gap) & (sizes <= BUCKET)]
-        size = sizes[(sizes > gap) & (sizes <= BUCKET)]
-        if not len(at):
+    order = np.argsort(x[:, measured[0]], kind="stable")
+    x, first = x[order], first[order]
+    m = x[:, measured]
+    reach, found = NEAREST * m.std(0), [none]
+    for k in range(1, MOST_NEAR):  # row i and the k-th after it, by the first column
+        i = np.flatnonzero(m[k:, 0] - m[:-k, 0] <= reach[0])
+        if not len(i):
             break
-        left = np.concatenate([np.arange(s, s + k - gap) for s, k in zip(at, size, strict=True)])
-        found.append(np.sort(np.stack([order[left], order[left + gap]], axis=1), axis=1))
-    return np.concatenate(found)
+        for j in range(1, min(len(measured), SEARCHED)):
+            i = i[np.abs(m[i + k, j] - m[i, j]) <= reach[j]]
+        found.append(np.stack([i, i + k], axis=1))
+    one, other = np.concatenate(found).T
+    rest = np.delete(x, measured, axis=1)
+    same = (rest[one] == rest[other]).all(1)
+    one, other = one[same], other[same]
+    places = decimals(m)
+    least = np.minimum(places[one], places[other])
+    tolerance = np.where(places[one] == places[other], 0.0, _half_places(least))
+    near = np.abs(m[one] - m[other]) <= tolerance * (1 + 1e-6) + 3e-7 * np.abs(m[one])
+    one, other = one[near.all(1)], other[near.all(1)]
+    coarse = np.where(places[one].sum(1) < places[other].sum(1), one, other)
+    return np.stack([first[one + other - coarse], first[coarse]], axis=1)
