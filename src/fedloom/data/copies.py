@@ -39,7 +39,8 @@ FULL = 99
 LINE = 0.99
 """The correlation of a label and of another column that is a line of it, at least."""
 SEARCHED, NEAREST, MOST_NEAR = 4, 0.06, 2000
-"""Columns by which rounded copies are looked for; standard deviations between a number and its rounded copy, at most; and rows among which a copy
+"""Columns by which rounded copies are looked for; standard deviations between a number and its
+rounded copy, at most; and rows among which a copy
 is looked for.
 """
 GAP = -1e9
