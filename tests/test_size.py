@@ -17,10 +17,10 @@ _spec.loader.exec_module(size)
 # another one here, so that the whole stays within its budget.
 WHOLE = 550
 BUDGET = {
-    "experiment": 111,
-    "methods": 113,
-    "remote": 65,
-    "data": 62,
+    "experiment": 115,
+    "methods": 111,
+    "remote": 66,
+    "data": 66.5,
     "report": 46.5,
     "core": 40,
     "engines": 28.5,

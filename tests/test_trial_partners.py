@@ -80,7 +80,7 @@ def test_partners_are_the_owners_of_the_group() -> None:
     names, folds = tuple("abcdef"), np.arange(200) % 4
     for me in (0, 4):
         y, p = predictions(groups, me, 200, seed=me)
-        found = partners_of(me, names, "auc", y, p, folds, None, 0.01)
+        found = partners_of(me, names, "auc", y, p, folds, None, 0.01, (p[me], p.mean(0)))
         assert found.advised == tuple(
             name for name, g in zip(names, groups, strict=True) if g == groups[me]
         )
@@ -93,9 +93,10 @@ def test_partners_are_the_owners_of_the_group() -> None:
 
 def test_no_coalition_is_advised_among_owners_that_are_alike_or_two() -> None:
     y, p = predictions([0] * 6, 0, 200, seed=3)
-    found = partners_of(0, tuple("abcdef"), "auc", y, p, np.arange(200) % 4, None, 0.01)
+    folds = np.arange(200) % 4
+    found = partners_of(0, tuple("abcdef"), "auc", y, p, folds, None, 0.01, (p[0], p.mean(0)))
     assert found.advised == () and found.gain is None
-    two = partners_of(0, ("a", "b"), "auc", y, p[:2], np.arange(200) % 4, None, 0.01)
+    two = partners_of(0, ("a", "b"), "auc", y, p[:2], folds, None, 0.01, ())
     assert two.help == () and two.advised == () and len(two.scores) == 2
 
 

@@ -307,6 +307,8 @@ def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -
         out.print(rows)
     elif found.group_guess:
         say(f"owners    perhaps {found.group_guess}: --group {found.group_guess}")
+    if found.day_guess and not found.time_guess:
+        say(f"time      perhaps {found.day_guess}: fedloom trial --time orders rows by it")
     if found.time_guess:
         say(f"time      perhaps {', '.join(found.time_guess)}: fedloom trial orders rows by it")
     if found.unit_guess:
@@ -360,16 +362,19 @@ def _first_look(name: str, options: "DataOptions") -> "tuple[Understanding, np.n
     """The interpretation of a file; unclear columns, with which no run starts, are left out with a
     note.
     """
+    from fedloom.data.copies import notes_on_copies
     from fedloom.data.own import interpret
     from fedloom.data.roles import UnclearError
 
     try:
-        return interpret(name, options)
+        found, images = interpret(name, options)
+        return replace(found, notes=(*found.notes, *notes_on_copies(found.table))), images
     except UnclearError as error:
         columns, note = error.columns, str(error)
     found, images = interpret(name, replace(options, drop=(*options.drop, *columns)))
     dropped = {**found.dropped, **{column: f"unclear, {what}" for column, what in columns.items()}}
-    return replace(found, dropped=dropped, notes=(*found.notes, note)), images
+    notes = (*found.notes, *notes_on_copies(found.table), note)
+    return replace(found, dropped=dropped, notes=notes), images
 
 
 def _print_sections(name: str, config: "DataConfig") -> None:

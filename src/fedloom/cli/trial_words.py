@@ -50,7 +50,12 @@ def as_options(text: str) -> str:
     )
     text = re.sub(r"^(metric|worth|budget|repeats|label|group|id)(?= must)", r"--\1", text)
     text = re.sub(r"\b(label|group|id)(?=, the column)", r"--\1", text)
-    text = re.sub(r"\bset unit = '([^']*)'", lambda m: f"add --unit {shlex.quote(m[1])}", text)
+    text = re.sub(
+        r"\bset (unit|time) = '([^']*)'", lambda m: f"add --{m[1]} {shlex.quote(m[2])}", text
+    )
+    text = text.replace("time = ()", "--no-time").replace(
+        "name time or unit", "add --time or --unit"
+    )
     text = re.sub(r"data\.(drop|keep) = (\[[^\]]*\])", listed, text)
     text = re.sub(
         _SETTING + r" = [\"'](\w+)[\"']", lambda found: f"{named(found)} {found[2]}", text
@@ -112,6 +117,7 @@ def _show_cards(result: "TrialResult") -> None:
             "; ".join(
                 [
                     f"{card.rows:,} rows",
+                    *([] if card.own_weight is None else [f"own weight {card.own_weight:g}"]),
                     *([f"{score_name(result.metric)} {', '.join(scores)}"] if scores else []),
                 ]
             )
@@ -127,7 +133,7 @@ def _show_cards(result: "TrialResult") -> None:
 
 def _show_table(result: "TrialResult") -> None:
     """Print a line for each of many owners."""
-    from fedloom.experiment.trial.words import HEADS, gain_name, probability, shown_gain, titles
+    from fedloom.experiment.trial.words import gain_name, head, probability, shown_gain, titles
 
     table = plain_table("owner", "decision", numbers=("gain", "low", "high", "P(gain)", "rows"))
     for title, card in zip(titles(result), result.owners.values(), strict=True):
@@ -137,7 +143,7 @@ def _show_table(result: "TrialResult") -> None:
         )
         table.add_row(
             escape(title),
-            f"[{COLORS[card.decision]}]{HEADS[card.decision]}[/]",
+            f"[{COLORS[card.decision]}]{head(card)}[/]",
             *gains,
             "–" if card.p_gain is None else probability(card.p_gain),
             f"{card.rows:,}",
@@ -165,9 +171,11 @@ def _show_cost(result: "TrialResult") -> None:
 
 def _show_next(result: "TrialResult", recipe: Path | None) -> None:
     """The command that trains, or how to get it."""
-    from fedloom.experiment.trial.words import COMPARE
+    from fedloom.experiment.trial.words import COMPARE, adds_nothing
 
-    if recipe is None:
+    if not result.by_columns and adds_nothing(result):
+        out.print(f"next: train alone, with {escape(result.alone)}: federating adds nothing")
+    elif recipe is None:
         out.print("next: add --out FOLDER for a page with all details, and a recipe to train")
     elif result.by_columns:
         out.print(

@@ -180,6 +180,10 @@ class Understanding:
     """(n,) float64 of each of `SplitColumns.time`, which grow with time."""
     unit_guess: str | None = None
     """A column that looks like people with several rows, if no id or unit is named."""
+    day_guess: str = ""
+    """The columns of `time_guess`, or a column of dates; "" if there is none."""
+    days: np.ndarray | None = None
+    """(n,) int64; rows of one value are of one day by `day_guess`."""
 
     def counts(self) -> dict[str, int]:
         """Rows of each class; empty for a number."""

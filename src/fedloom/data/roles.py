@@ -15,12 +15,14 @@ from fedloom.core.errors import DataError, did_you_mean
 from fedloom.core.statistics import constant
 from fedloom.data.amounts import is_pair
 from fedloom.data.columns import RawColumn, known_words
+from fedloom.data.copies import label_copies
 from fedloom.data.grammar import (
     MOST_NUMBERS,
     Grammar,
     date_order,
     dated,
     is_number,
+    like_date,
     moments,
     nearly_equal,
     refuse_disordered,
@@ -269,7 +271,8 @@ def understand(
         test = np.flatnonzero(_split_parts(split) == "test")
     elif options.test:
         test = _held_out_owners(options, owners, groups)
-    time_guess = _guess_time(columns, label)
+    dates = [name for name, found in columns.items() if name != label and _holds_dates(found)]
+    time_guess = _guess_time(columns, label) or _guess_days(columns, dates, groups)
     unit, time = ordered.unit, time_guess if ordered.time is None else ordered.time
     for column in (*([] if unit is None else [unit]), *time):
         if column not in columns:
@@ -296,6 +299,7 @@ def understand(
         column: _typed(found, kinds[column])[some] for column, found in table.values.items()
     }
     notes += _copy_notes(features, y_kept, groups_kept)
+    notes += label_copies(features, y_kept, groups_kept)
     data = [name for name, values in features.items() if _names_value(name, values)]
     if 2 * len(data) > len(features):
         notes.append(
@@ -322,6 +326,7 @@ def understand(
         if name not in (label, options.group, guess, options.test)
     }
     unit_guess = None if ordered.unit or options.id else _guess_unit(others, groups)
+    day = time_guess or tuple(dates[:1])
     if test is not None:
         mask = np.zeros(len(y), dtype=bool)
         mask[test] = True
@@ -356,6 +361,8 @@ def understand(
         None if unit is None else columns[unit].words[kept],
         tuple(_times(columns[column])[kept] for column in time),
         unit_guess,
+        ", ".join(day),
+        _codes([columns[column].text for column in day])[kept] if day else None,
     )
 
 
@@ -730,6 +737,42 @@ def _guess_time(columns: Mapping[str, RawColumn], label: str) -> tuple[str, ...]
     except DataError:
         return ()
     return parts if ordered else ()
+
+
+def _codes(columns: Sequence[Sequence[str]]) -> np.ndarray:
+    """(n,) one number for each combination of texts."""
+    numbers: dict[tuple[str, ...], int] = {}
+    rows = zip(*columns, strict=True)
+    return np.array([numbers.setdefault(row, len(numbers)) for row in rows])
+
+
+def _holds_dates(column: RawColumn) -> bool:
+    """Whether a column has a date in each row."""
+    if column.values.dtype.kind != "O" or column.missing.any():
+        return False
+    return like_date(str(column.words[0])) and dated(column.counts)
+
+
+def _guess_days(
+    columns: Mapping[str, RawColumn], dates: Sequence[str], groups: np.ndarray | None
+) -> tuple[str, ...]:
+    """The only column of `dates` that has the same days at several owners, about one row of each
+    day, as in measurements of each day.
+    """
+    found = []
+    if groups is None:
+        return ()
+    for name in dates:
+        days = np.unique(columns[name].words.astype(str), return_inverse=True)[1].reshape(-1)
+        pairs = np.unique(np.stack([days, groups]), axis=1)
+        owners = np.bincount(pairs[0])
+        shared = (owners[days] > 1).mean()
+        if len(owners) >= MIN_UNIQUE and len(days) <= 2 * len(pairs.T) and 2 * shared >= 1:
+            found.append(name)
+    try:
+        return tuple(found) if len(found) == 1 and len(_times(columns[found[0]])) else ()
+    except DataError:
+        return ()
 
 
 def _times(column: RawColumn) -> np.ndarray:

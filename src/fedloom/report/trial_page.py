@@ -11,6 +11,7 @@ from fedloom.experiment.trial.words import (
     COMPARE,
     LOSSES,
     RELATIVE,
+    adds_nothing,
     answer,
     contents,
     evidence_of,
@@ -147,8 +148,8 @@ def _partners(result: TrialResult) -> list[PageSection]:
         "far the model of each other owner is from it "
         f"({'less' if result.metric in LOSSES else 'more'} is better). Helped by: without these "
         "owners' models, the loss of the mean of all models rises, so they are missed if they "
-        "leave. Better group: owners whose mean is shown to be better than that of all, with the "
-        "gain."
+        "leave. Better group: owners whose exchange of models is shown to be better than training "
+        "alone and than the best federated of all, with the gain over the better of both."
     )
     head = ("rows of", *(f"model of {name}" for name in names), "helped by", "better group")
     return [PageSection("Partners", text=[], tables=[PageTable(caption, head, rows, words=1)])]
@@ -250,6 +251,11 @@ def _next(result: TrialResult, recipe: str) -> PageSection:
         "where the trial ran. With each owner's rows in its own organization, owners start "
         "nodes: fedloom certs and fedloom node."
     )
+    if adds_nothing(result):
+        text = (
+            f"Train alone, with {result.alone}: federating adds nothing, as all own weights are 1."
+        )
+        return PageSection("What next", text=[text])
     command = f"fedloom run {shlex.quote(recipe)}"
     return PageSection("What next", text=[text], points=[*points, more], command=command)
 

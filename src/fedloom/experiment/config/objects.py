@@ -31,7 +31,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import offset_of
 from fedloom.data.grammar import MISSING_WORDS, MOST_NUMBERS, Grammar
 from fedloom.data.hub import read_in, refuse_unknown_files
-from fedloom.data.options import DataOptions
+from fedloom.data.options import GUESS, DataOptions
 from fedloom.data.own import read_data
 from fedloom.data.roles import ALLOW, class_names, refuse_no_classes, unlabeled
 from fedloom.data.split import rows_hash
@@ -254,15 +254,35 @@ def _frame(
             )
     columns = stacked(tables)
     if isinstance(data, list):
-        group = "client" if "client" not in columns else "client of the list"
-        owners = np.repeat(
-            names or [f"client-{i}" for i in range(len(parts))], [len(part) for part in parts]
-        )
-        columns[group] = RawColumn.of(group, owners)
+        group = _with_clients(columns, [len(part) for part in parts], names)
     if test is None:
         return read_data(columns, label=label, group=group, test=held_out, **options)
     columns[SPLIT] = RawColumn.of(SPLIT, np.repeat(["train", "test"], [len(data), len(test)]))
     return read_data(columns, label=label, group=group, test=SPLIT, **options)
+
+
+def _with_clients(
+    columns: dict[str, RawColumn], sizes: Sequence[int], names: Sequence[str] | None = None
+) -> str:
+    """Add the column of the clients, each of so many rows, and return its name."""
+    group = "client" if "client" not in columns else "client of the list"
+    owners = np.repeat(names or [f"client-{i}" for i in range(len(sizes))], sizes)
+    columns[group] = RawColumn.of(group, owners)
+    return group
+
+
+def one_table(data: Sequence[Any], grammar: Grammar) -> tuple[dict[str, RawColumn], str] | None:
+    """The columns of a list with a frame for each client, and the name of that of the clients; None
+    if it has other objects, or frames of different columns.
+    """
+    parts = [_opened(part, GUESS) for part in data]
+    if not _is_frame(parts) or not all(map(len, parts)):
+        return None
+    tables = [columns_of(part, grammar) for part in parts]
+    if any({*table} != {*tables[0]} for table in tables):
+        return None
+    columns = stacked(tables)
+    return columns, _with_clients(columns, [len(part) for part in parts])
 
 
 def _refuse_empty(sizes: Sequence[int]) -> None:

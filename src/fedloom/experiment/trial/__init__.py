@@ -21,7 +21,7 @@ from fedloom.data.grammar import MISSING_WORDS, Decimals
 from fedloom.data.options import DataOptions, Kind, Missing, MissingColumns, SplitColumns, Task
 from fedloom.experiment.config.duration import seconds_of
 from fedloom.experiment.trial.columns import trial_columns
-from fedloom.experiment.trial.owners import Owners, held_owners, owners_of, read_owners
+from fedloom.experiment.trial.owners import Owners, held_owners, in_doubt, owners_of, read_owners
 from fedloom.experiment.trial.result import (
     METRICS,
     OwnerCard,
@@ -159,15 +159,25 @@ def trial(
         return replace(
             result, recipe={"method": "vertical-forest", "columns": files, "data": given}
         )
-    if isinstance(data, Dataset):
-        return run_trial(owners_of(data), config, progress=progress)
-    if isinstance(data, list | tuple):
-        from fedloom.experiment.config.objects import data_settings
 
+    def tried(owners: Owners) -> TrialResult:
+        asked = time is not None or unit is not None
+        return run_trial(owners if asked else in_doubt(owners), config, progress=progress)
+
+    if isinstance(data, Dataset):
+        return tried(owners_of(data))
+    if isinstance(data, list | tuple):
+        from fedloom.experiment.config.objects import data_settings, one_table
+
+        grammar = DataOptions(missing_words=tuple(missing_words), decimal=decimal).grammar
+        frames = isinstance(data, list) and label is not None and group is None
+        if frames and (found := one_table(data, grammar)):
+            data, group = found
+    if isinstance(data, list | tuple):
         held = data_settings(
             data, label=label, group=group, columns={"task": task} if task else {}
         )["name"]
-        return run_trial(held_owners(held), config, progress=progress)
+        return tried(held_owners(held))
     if (
         isinstance(data, str | Path)
         and not Path(data).expanduser().is_dir()
@@ -195,9 +205,7 @@ def trial(
         missing_columns=missing_columns,
     )
     order = (time,) if isinstance(time, str) else time if time is None else tuple(time)
-    result = run_trial(
-        read_owners(data, options, SplitColumns(unit or id, order)), config, progress=progress
-    )
+    result = tried(read_owners(data, options, SplitColumns(unit or id, order)))
     if not isinstance(data, str | Path):
         return result
     given = {

@@ -23,6 +23,7 @@ from fedloom.core.errors import ConfigError, DataError, did_you_mean
 from fedloom.core.rng import stream
 from fedloom.data.alignment import near_misses, normalize
 from fedloom.data.columns import RawColumn
+from fedloom.data.copies import joined_codes
 from fedloom.data.dataset import Dataset
 from fedloom.data.hub import read_table, refuse_unknown_files
 from fedloom.data.options import DataOptions
@@ -32,8 +33,8 @@ from fedloom.experiment.trial.choice import best
 from fedloom.experiment.trial.contributions import scores_of, told
 from fedloom.experiment.trial.decide import decide
 from fedloom.experiment.trial.evidence import evidence
-from fedloom.experiment.trial.folds import FOLDS, by_class, by_unit
-from fedloom.experiment.trial.owners import FARTHEST, FEWEST_ROWS
+from fedloom.experiment.trial.folds import FOLDS, by_class, by_unit, of_first
+from fedloom.experiment.trial.owners import FARTHEST, FEWEST_ROWS, raw_copies
 from fedloom.experiment.trial.result import (
     OwnerCard,
     TrialConfig,
@@ -112,6 +113,7 @@ def trial_columns(
             f"{files[0]} has rows that are left out beside those without {options.label!r}: "
             "remove them."
         )
+    units, again = _with_copies(data, None if units is None else units[labeled])
     has = {name: _present(columns)[labeled] for name, columns in partners.items()}
     metric, task, repeats = metric_for(config, classes), data[ALONE].task, config.repeats or REPEATS
     for name in config.alone or ():
@@ -125,12 +127,7 @@ def trial_columns(
         raise DataError(
             "A trial of columns compares black boxes: name some as alone, or leave it out."
         )
-    folds = np.stack(
-        [
-            _folds(y, None if units is None else units[labeled], config.seed, c)
-            for c in range(repeats)
-        ]
-    )
+    folds = np.stack([_folds(y, units, config.seed, c) for c in range(repeats)])
     priors = _priors(y, folds, classes)
     total, done = len(data) * (len(boxes) + repeats - 1), 0
     labels, chosen = {}, {}
@@ -150,7 +147,6 @@ def trial_columns(
             shown[f"people that {name} has"] = (ALONE, present)
         if len(partners) > 1:
             shown[f"by the columns of {name}"] = (name, np.ones(len(y), bool))
-    groups = None if units is None else units[labeled]
     cards = {
         title: _card(
             metric,
@@ -159,7 +155,7 @@ def trial_columns(
             chosen[JOINT][:, rows],
             folds[:, rows],
             priors[:, rows],
-            None if groups is None else groups[rows],
+            None if units is None else units[rows],
             labels[JOINT],
             config.worth,
         )
@@ -183,7 +179,12 @@ def trial_columns(
         not_tried=[one.name for one in methods.registry().values() if one.setting == "vertical"],
         infeasible={},
         revealed=[],
-        notes=[*_notes(files[0].stem, len(y), has), *misses, *data[ALONE].notes],
+        notes=[
+            *_notes(files[0].stem, len(y), has),
+            *misses,
+            *again,
+            *dict.fromkeys([*data[ALONE].notes, *data[JOINT].notes]),
+        ],
         seconds=perf_counter() - started,
         by_columns=True,
     )
@@ -270,6 +271,23 @@ def read_parties(
     )
 
 
+def _with_copies(
+    data: Mapping[str, Dataset], units: np.ndarray | None
+) -> tuple[np.ndarray | None, list[str]]:
+    """The unit (n,) of each person, one for those whose own or joint columns are copies; and a note
+    on these.
+    """
+    found = [raw_copies(data[name])[0].copies for name in (ALONE, JOINT)]
+    copies = joined_codes(*found)
+    if not (count := len(copies) - len(np.unique(copies))):
+        return units, []
+    note = (
+        f"{count} of {len(copies)} people are copies of another one, equal or equal but for "
+        "rounding or the label: they are kept in one fold, and count together."
+    )
+    return copies if units is None else joined_codes(units, copies), [note]
+
+
 def _taken(column: RawColumn, rows: Sequence[int | None]) -> RawColumn:
     import pyarrow as pa
 
@@ -295,7 +313,10 @@ def _notes(name: str, people: int, has: Mapping[str, np.ndarray]) -> list[str]:
 
 def _folds(y: np.ndarray, units: np.ndarray | None, seed: int, repeat: int) -> np.ndarray:
     rng = stream(seed, "trial.folds", repeat, 0)
-    return by_class(y, rng) if units is None else by_unit(units, rng)
+    if units is None:
+        return by_class(y, rng)
+    pairs = len(np.unique(units)) > len(y) / 2  # most people are alone, and classes are spread
+    return of_first(by_class(y, rng), units) if pairs else by_unit(units, rng)
 
 
 def _priors(y: np.ndarray, folds: np.ndarray, classes: int) -> np.ndarray:

@@ -50,7 +50,14 @@ def draw_folds(owners: Owners, seed: int, repeat: int) -> np.ndarray:
         new = np.unique(owners.unit[rows[folds[rows] < 0]])
         for unit, fold in zip(new, rng.permutation(len(new)) % FOLDS, strict=True):
             folds[owners.unit == unit] = fold
-    return folds
+    return folds if owners.copies is None else of_first(folds, owners.copies)
+
+
+def of_first(folds: np.ndarray, copies: np.ndarray) -> np.ndarray:
+    """(n,) the fold of the first of each row's copies."""
+    _, first, place = np.unique(copies, return_index=True, return_inverse=True)
+    found: np.ndarray = folds[first[place.reshape(-1)]]
+    return found
 
 
 def by_class(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -71,10 +78,14 @@ def by_unit(unit: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def _windows(owners: Owners) -> np.ndarray:
     assert owners.order is not None
-    last = int(owners.order.max()) + 1
+    last, order = int(owners.order.max()) + 1, owners.order
+    if owners.copies is not None:  # a copy trains no model that is tested on a later one
+        latest = np.zeros(int(owners.copies.max()) + 1, np.int64)
+        np.maximum.at(latest, owners.copies, order)
+        order = latest[owners.copies]
     count = windows(float(np.median(np.bincount(owners.owner))), last)
     cuts = np.linspace(last / 2, last, count + 1)
-    return np.searchsorted(cuts, owners.order, side="right") - 1
+    return np.searchsorted(cuts, order, side="right") - 1
 
 
 def blocks(order: np.ndarray) -> np.ndarray:

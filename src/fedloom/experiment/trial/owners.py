@@ -10,7 +10,18 @@ import numpy as np
 
 from fedloom.core.errors import DataError
 from fedloom.core.objects import find
+from fedloom.data.copies import (
+    Copies,
+    codes_of_rows,
+    copies_of,
+    elsewhere,
+    joined_codes,
+    label_copies,
+    places_among,
+    times_of,
+)
 from fedloom.data.dataset import Dataset
+from fedloom.data.encoder import undo
 from fedloom.data.options import DataOptions, SplitColumns
 from fedloom.data.own import encoded, interpret
 from fedloom.experiment.trial.words import some
@@ -19,6 +30,12 @@ FEWEST_ROWS = 12
 """Rows of an owner below which it is left out."""
 MOST_NAMED = 10
 """Owners that a note names, at most."""
+ALIKE, CLEARLY = 0.2, 5.0
+"""The correlation of labels of rows that follow each other, and its size in standard errors, from
+which on rows may be a series.
+"""
+SORTED = 0.95
+"""The share of steps up, or down, from which on numbers are sorted."""
 FARTHEST = 10.0
 """Numbers of a table are clipped to this many standard deviations, so that one row does not
 dominate.
@@ -37,12 +54,17 @@ class Owners:
         order: (n,) int64 place in time; test rows then come after training rows. None: splits are
             random.
         notes: notes on the decisions that no setting made.
+        copies: (n,) int64; rows of one value are copies, never divided between training and test
+            rows either: see `distinct`. None: each row is the only one of its kind.
+        doubt: whether nothing excludes that rows depend on each other, as those of a day do.
     """
 
     data: Dataset
     unit: np.ndarray | None = None
     order: np.ndarray | None = None
     notes: tuple[str, ...] = ()
+    copies: np.ndarray | None = None
+    doubt: bool = False
 
     def __post_init__(self) -> None:
         counts = np.bincount(self.owner, minlength=len(self.names))
@@ -73,9 +95,20 @@ class Owners:
         assert self.data.groups is not None
         return self.data.groups
 
+    @property
+    def together(self) -> np.ndarray | None:
+        """(n,) what rows count as one: units, or copies; None: each row counts."""
+        return self.copies if self.unit is None else self.unit
+
     def rows(self, i: int) -> np.ndarray:
         """The row numbers of owner i."""
         return np.flatnonzero(self.owner == i)
+
+    def only(self, kept: np.ndarray) -> "Owners":
+        """The rows where a mask (n,) is true, without owners that then have few."""
+        unit, order, copies = (_of(codes, kept) for codes in (self.unit, self.order, self.copies))
+        data = _taken(self.data, kept)
+        return replace(owners_of(data, unit, order, copies, self.notes), doubt=self.doubt)
 
 
 def read_owners(source: Any, options: DataOptions, ordered: SplitColumns) -> Owners:
@@ -97,6 +130,7 @@ def read_owners(source: Any, options: DataOptions, ordered: SplitColumns) -> Own
     unit = None if found.unit is None else _ranks([found.unit])
     if unit is not None and len(np.unique(unit)) == len(unit):
         unit = None
+    doubt = bool(found.unit_guess)
     if found.unit_guess:
         notes.append(
             f"Values of column {found.unit_guess!r} repeat: if rows of one value belong "
@@ -104,18 +138,39 @@ def read_owners(source: Any, options: DataOptions, ordered: SplitColumns) -> Own
             "not to be trusted."
         )
     order = _ranks(found.time) if found.time else None
+    groups, day, days = found.table.groups, found.day_guess, found.days
     if order is not None and ordered.time is None:
         names = ", ".join(found.time_guess)
-        if _together(order, found.table.groups):
+        if _together(order, groups):
+            days = None
             notes.append(
                 f"Test rows come after training rows by {names}; --no-time splits at random."
             )
         else:
             order = None
+    elif ordered.time or (
+        # without time by request, days that owners share stay whole
+        ordered.time == () and days is not None and elsewhere(days, groups).mean() < 0.5
+    ):
+        days = None
+    if days is not None and unit is None:
+        told = ordered.time is not None
+        doubt |= not told
+        if min(len(np.unique(days[groups == i])) for i in np.unique(groups)) >= FEWEST_ROWS:
+            unit = days
+            notes.append(f"Rows of one time by {day} are kept together, also at several owners.")
+        if found.time_guess and not told:
             notes.append(
-                f"Splits are random: the owners' rows are not of the same time by {names}."
+                f"Splits are random: the owners' rows are not of the same time by {day}. Rows of "
+                "times in a row may be alike, which random splits take for gains."
             )
-    return owners_of(encoded(found, images), unit, order, tuple(notes))
+        elif not told:
+            notes.append(
+                "Rows of times in a row may be alike, which random splits take for gains: set "
+                f"time = {day!r} if they are, or time = () if rows do not depend on {day!r}."
+            )
+    owners = owners_of(encoded(found, images), unit, order, notes=tuple(notes))
+    return replace(owners, doubt=doubt)
 
 
 def _together(order: np.ndarray, groups: np.ndarray) -> bool:
@@ -130,6 +185,7 @@ def owners_of(
     data: Dataset,
     unit: np.ndarray | None = None,
     order: np.ndarray | None = None,
+    copies: np.ndarray | None = None,
     notes: tuple[str, ...] = (),
 ) -> Owners:
     """Owners of a data set with groups, without those of few rows.
@@ -151,26 +207,138 @@ def owners_of(
             unit,
             order,
             notes,
+            copies,
         )
     left = some([f"{names[i]} ({counts[i]})" for i in small], MOST_NAMED)
     kept = ~np.isin(groups, small)
-    large = replace(
+    unit, order, copies = (_of(codes, kept) for codes in (unit, order, copies))
+    note = (
+        f"{len(small)} of {len(names)} owners have fewer than {FEWEST_ROWS} rows and are "
+        f"left out: {left}."
+    )
+    return owners_of(_taken(data, kept), unit, order, copies, (*notes, note))
+
+
+def _of(codes: np.ndarray | None, kept: np.ndarray) -> np.ndarray | None:
+    return None if codes is None else codes[kept]
+
+
+def _taken(data: Dataset, kept: np.ndarray) -> Dataset:
+    """The rows of a data set with owners where a mask (n,) is true."""
+    assert data.groups is not None
+    return replace(
         data,
         x=np.ascontiguousarray(data.x[kept]),
         y=data.y[kept],
         groups=data.groups[kept],
         test=None,
     )
-    return owners_of(
-        large,
-        None if unit is None else unit[kept],
-        None if order is None else order[kept],
-        (
-            *notes,
-            f"{len(small)} of {len(names)} owners have fewer than {FEWEST_ROWS} rows and are "
-            f"left out: {left}.",
-        ),
+
+
+def in_doubt(owners: Owners) -> Owners:
+    """The owners; with a note and in doubt if labels of rows that follow each other are alike, as
+    in a series, but not sorted, and no unit or order says how rows depend.
+    """
+    if owners.unit is not None or owners.order is not None:
+        return owners
+    told = [
+        (_alike(owners.data.y[rows], owners.data.task), len(rows))
+        for rows in map(owners.rows, range(len(owners.names)))
+    ]
+    alike, n = sum(one * rows for one, rows in told) / len(owners.owner), len(owners.owner)
+    if alike < ALIKE or alike * np.sqrt(n) < CLEARLY:
+        return owners
+    note = (
+        f"Labels of rows that follow each other are alike (correlation {alike:.2f}): if rows are "
+        "in order of time, or several are of one person, name time or unit, or these gains are "
+        "not to be trusted; time = () if rows do not depend on each other."
     )
+    return replace(owners, doubt=True, notes=(*owners.notes, note))
+
+
+def _alike(y: np.ndarray, task: str) -> float:
+    """How alike the labels y (n,) of rows that follow each other are: 0 by chance, 1 if they are
+    equal; 0 for sorted rows.
+    """
+    steps = np.diff(y)
+    if task == "classes":
+        counts = np.bincount(y)
+        chance = float(np.square(counts / len(y)).sum())
+        if np.count_nonzero(steps) < 2 * (counts > 0).sum() or chance == 1:
+            return 0.0
+        return (float((steps == 0).mean()) - chance) / (1 - chance)
+    ranks = np.argsort(np.argsort(y, kind="stable")).astype(float)
+    if max((steps >= 0).mean(), (steps <= 0).mean()) > SORTED or len(y) < FEWEST_ROWS:
+        return 0.0
+    return float(np.corrcoef(ranks[1:], ranks[:-1])[0, 1])
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+def raw_copies(data: Dataset) -> tuple[Copies, list[str]]:
+    """The copies among a data set's rows, and notes on those of its label, by its columns before
+    they were encoded.
+    """
+    raw = undo(data)
+    x = raw.x if raw.offset is None else raw.x + raw.offset
+    if x.ndim != 2:
+        return copies_of(x, np.zeros(0, bool)), []
+    numbers = np.array([not words for words in raw.words or [()] * x.shape[1]])
+    named = zip(raw.columns or map(str, range(x.shape[1])), x.T, numbers, strict=True)
+    columns = {name: column for name, column, number in named if number}
+    return copies_of(x, numbers), label_copies(columns, data.y, data.groups)
+
+
+def distinct(owners: Owners) -> Owners:
+    """The owners without rows that only repeat one of their own; other copies, as of several
+    owners, rounded, or with another label, are never divided. Notes say so.
+    """
+    found, labels = raw_copies(owners.data)
+    owner, n = owners.owner, len(owners.owner)
+    parts = [owner, np.unique(owners.data.y, return_inverse=True)[1].reshape(-1)]
+    parts += [of for of in (owners.unit, owners.order) if of is not None]
+    kept, equal = np.ones(n, bool), codes_of_rows(found.equal, *parts)
+    for own in map(owners.rows, range(len(owners.names))):
+        if (times := times_of(equal[own])) > 1:  # as in a table that was exported twice
+            place, count = places_among(equal[own])
+            again = place >= count // times
+            if (equal[own].reshape(-1, times) == equal[own][::times, None]).all():
+                again = np.arange(len(own)) % times > 0  # one after the other
+            kept[own[again]] = False
+    left, every = np.flatnonzero(kept), found.copies
+    if len(left) < n:  # without those, equal rows may be so by chance
+        every = np.arange(n)
+        every[left] = left[raw_copies(_taken(owners.data, kept))[0].copies]
+    same = codes_of_rows(every, *parts)
+    kept[left[places_among(same[left])[0] > 0]] = False
+    copies, of = every[kept], owner[kept]
+    shared, rows = elsewhere(copies, of), len(copies)
+    notes = [note for note in labels if note not in owners.notes]
+    if rows < n:
+        notes.append(
+            f"{n - rows} of {n} rows are copies of another row of their owner, equal or equal but "
+            "for rounding: they are left out, so that each counts once."
+        )
+    if shared.any():
+        whole = [name for i, name in enumerate(owners.names) if shared[of == i].all()]
+        notes.append(
+            f"{int(shared.sum())} of {rows} rows are also at another owner, equal or equal but for "
+            "rounding or the label: copies are kept in one fold, and count together."
+            + (f" All rows of {some(whole, MOST_NAMED)} are such." if whole else "")
+        )
+    if again := rows - len(np.unique(codes_of_rows(copies, of))):
+        notes.append(
+            f"{again} of {rows} rows are copies of a row of their owner with another label or "
+            "time: they are kept in one fold, and count together."
+        )
+    marked = replace(
+        owners,
+        unit=None if owners.unit is None else joined_codes(owners.unit, every),
+        copies=every if len(np.unique(copies)) < rows else None,
+        notes=(*owners.notes, *notes),
+    )
+    return marked.only(kept) if rows < n else marked
 
 
 def held_owners(name: str) -> Owners:

@@ -5,7 +5,8 @@ For each owner i and partner j, by the models that each owner trains alone:
 
     score    of j's model on i's rows, and how much it lies above that of i's own model
     help     how much the loss of i's rows rises if j's model leaves the mean of all owners' models
-    advice   i and those that help, if the mean of their models is shown to be better for i than that of all owners
+    advice   i and those that help, if the mean of their models, which the method exchange trains, is shown
+             to be better for i than the best of training alone and of federating with all, on the same folds
 
 Who helps is chosen on the other folds when the advice is scored. With every owner's model trained
 once, this costs no
@@ -32,10 +33,9 @@ class Partners:
             defined.
         help: how much the loss of this owner's rows rises without each owner's model; () with two
             owners.
-        advised: the names of the owners to join with, this one included, if they are shown to be
-            better than all; else ().
-        gain: how much the mean of the advised owners' models is above that of all, by the score;
-            None if none is.
+        advised: the names of the owners to exchange models with, this one included, if that is
+            shown to be better than training alone and than federating with all; else ().
+        gain: how much it is better than the better of both, by the score; None if none is.
     """
 
     scores: Sequence[float | None]
@@ -71,6 +71,8 @@ def partners_of(
     folds: np.ndarray,
     priors: np.ndarray | None,
     worth: float,
+    rivals: Sequence[np.ndarray],
+    unit: np.ndarray | None = None,
 ) -> Partners:
     """The partners of owner number `me`.
 
@@ -82,6 +84,9 @@ def partners_of(
         folds: (n,).
         priors: as for `contributions`.
         worth: the smallest gain that matters.
+        rivals: (n, ...) predictions by the best training alone, and by the best federating, on the
+            same folds.
+        unit: (n,) rows of one value belong together.
     """
     found = [contributions(metric, y, one, folds, priors)[0] for one in predicted]
     scores = [score if np.isfinite(score) else None for score in found]
@@ -93,18 +98,14 @@ def partners_of(
         chosen[test] = predicted[_coalition(me, help_of(y[~test], predicted[:, ~test]))][
             :, test
         ].mean(0)
-    shown = evidence(
-        metric,
-        y,
-        predicted.mean(0)[None],
-        chosen[None],
-        folds[None],
-        priors=None if priors is None else priors[None],
-    )
-    (verdict,) = decide([shown], worth)
-    better = verdict.decision == "join" and verdict.gain > worth
+    gain, of = np.inf, None if priors is None else priors[None]
+    for rival in rivals:
+        shown = evidence(metric, y, rival[None], chosen[None], folds[None], unit=unit, priors=of)
+        (verdict,) = decide([shown], worth)
+        gain = min(gain, verdict.gain if verdict.decision == "join" else -np.inf)
+    better = gain > worth
     advised = tuple(names[j] for j in _coalition(me, whole)) if better else ()
-    return Partners(scores, whole.tolist(), advised, verdict.gain if better else None)
+    return Partners(scores, whole.tolist(), advised, float(gain) if better else None)
 
 
 def _coalition(me: int, help_: np.ndarray) -> list[int]:

@@ -15,7 +15,7 @@ from fedloom.experiment.trial.decide import Decision, OwnerVerdict
 from fedloom.experiment.trial.evidence import Evidence
 from fedloom.experiment.trial.partners import Partners
 from fedloom.experiment.trial.words import (
-    HEADS,
+    head,
     next_step,
     probability,
     score_name,
@@ -159,8 +159,8 @@ class OwnerCard:
 
     Attributes:
         decision: "join", "alone", "same", "undecided" or "too few".
-        by: "own" if the owner's own rows decided, "all" if all owners together; "" if nothing is
-            decided.
+        by: "own" if the owner's own rows decided, "all" if all owners together, "weight" if the
+            recipe is training alone, as its own weight is 1; "" if nothing is decided.
         method: the recipe for federating, with its evaluation mode.
         rows: labeled rows; `fewest`, those, or units, of the rarest class.
         gain, low, high: federated minus alone by the owner's own rows, for RMSE and MAE the share
@@ -178,6 +178,8 @@ class OwnerCard:
         sent, received: bytes of tensor data in a run of the method.
         calibration: the expected calibration errors alone and federated (0 is perfect), of rows by
             models that did not see them; None of a number to predict.
+        condition: what "join" holds under, such as "if rows are independent"; "" if nothing is
+            open.
     """
 
     decision: Decision
@@ -201,6 +203,7 @@ class OwnerCard:
     sent: int
     received: int
     calibration: tuple[float, float] | None = None
+    condition: str = ""
 
 
 def calibrations(
@@ -235,6 +238,8 @@ def card_of(one: Evidence, verdict: OwnerVerdict, metric: str, **more: Any) -> O
     if metric == "auc" and known["low"] is not None and known["high"] is not None:
         known |= {"low": max(known["low"], -1.0), "high": min(known["high"], 1.0)}
     told = {name: getattr(verdict, name) for name in ("decision", "by", "leaning", "more_rows")}
+    if more.get("own_weight") == 1.0 and verdict.decision != "too few":
+        told = {"decision": "alone", "by": "weight", "leaning": "", "more_rows": None}
     return OwnerCard(**{"rows": one.rows, "fewest": one.fewest, **told, **known, **more})
 
 
@@ -336,10 +341,7 @@ class TrialResult:
             >>> "Decision" in told.to_latex()
             True
         """
-        rows = [
-            [name, HEADS[c.decision], c.rows, c.gain, c.low, c.high]
-            for name, c in self.owners.items()
-        ]
+        rows = [[name, head(c), c.rows, c.gain, c.low, c.high] for name, c in self.owners.items()]
         return latex_table(
             ["Owner", "Decision", "Rows", f"Gain ({score_name(self.metric)})", "Low", "High"], rows
         )
@@ -379,7 +381,7 @@ class TrialResult:
         rows = [
             [
                 name,
-                HEADS[c.decision],
+                head(c),
                 f"{c.rows:,}",
                 *(
                     "–" if v is None else shown_gain(v, self.metric)

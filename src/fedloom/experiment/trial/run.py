@@ -38,7 +38,7 @@ from fedloom.experiment.trial.contributions import contributions, scores_of, tol
 from fedloom.experiment.trial.decide import FEWEST, OwnerVerdict, decide, worth_repeating
 from fedloom.experiment.trial.evidence import Evidence, evidence
 from fedloom.experiment.trial.folds import Fold, blocks, draw_folds, split
-from fedloom.experiment.trial.owners import MOST_NAMED, Owners, standardized
+from fedloom.experiment.trial.owners import MOST_NAMED, Owners, distinct, standardized
 from fedloom.experiment.trial.partners import Partners, partners_of
 from fedloom.experiment.trial.predictions import MIX, PERSONAL, Boxes, Predictions, Recipe
 from fedloom.experiment.trial.result import (
@@ -62,6 +62,10 @@ FEWEST_REPEATS = 2
 """Repeats before a decision, as the variance of one is unknown."""
 SUSPICIOUS = 0.99
 """A score of training alone above which a column may tell the label."""
+INDEPENDENT = "if rows are independent"
+"""What joining holds under, where nothing excludes that rows depend on each other."""
+EXACT = 0.05
+"""An RMSE of training alone, in standard deviations of the label, below which it is the same."""
 PARTNERS = 20
 """The most owners whose models are scored on each other's rows."""
 
@@ -86,7 +90,9 @@ def run_trial(
     """
     with on_one_thread():
         return TrialRun(
-            owners, config or TrialConfig(), progress or (lambda done, total, seconds: None)
+            distinct(owners),
+            config or TrialConfig(),
+            progress or (lambda done, total, seconds: None),
         ).run()
 
 
@@ -447,7 +453,7 @@ class TrialRun:
         fold, K, N = self.folds[c], int(self.folds[c].max()) + 1, len(self.owners.names)
         gains = np.zeros((len(WEIGHTS) - 1, K + 1, N))
         spread = np.zeros((len(WEIGHTS) - 1, K + 1, N))
-        units = []
+        units, together = [], self.owners.together
         for k in range(K + 1):  # without fold k; at last with all
             for i in range(N):
                 rows = self.owners.rows(i)
@@ -458,7 +464,7 @@ class TrialRun:
                     own[rows],
                     joint[rows],
                     self.folds[0][rows],
-                    unit=None if self.owners.unit is None else self.owners.unit[rows],
+                    unit=None if together is None else together[rows],
                     priors=self.priors[0][rows],
                 )
                 units.append(count)
@@ -470,7 +476,7 @@ class TrialRun:
         which an owner has too few units, if two others remain. A note names these classes.
         """
         owners, y, found, left = self.owners, self.owners.data.y, [], []
-        unit = self.folds[0] if owners.order is not None else owners.unit
+        unit = self.folds[0] if owners.order is not None else owners.together
         for i, name in enumerate(owners.names):
             rows = owners.rows(i)
             rows = rows[self.folds[0][rows] >= 0]
@@ -496,8 +502,8 @@ class TrialRun:
         own, shared = np.stack(self.alone.chosen), np.stack(self.federated.chosen)
         folds, priors = np.stack(self.folds), np.stack(self.priors)
         # windows of time are units
-        unit = self.folds[0] if self.owners.order is not None else self.owners.unit
-        together = self.owners.unit if self.owners.order is None else blocks(self.owners.order)
+        unit = self.folds[0] if self.owners.order is not None else self.owners.together
+        together = self.owners.together if self.owners.order is None else blocks(self.owners.order)
         found = []
         for rows in self.scored:
             found.append(
@@ -530,11 +536,14 @@ class TrialRun:
         if not boxes:
             return [None] * len(names)
         found: list[Partners | None] = []
+        together = self.owners.together if self.owners.order is None else self.folds[0]
         for i, rows in enumerate(self.scored):
             predicted = np.mean([box[:, rows] for box in boxes], axis=0)
             y = self.owners.data.y[rows]
             of = (told(predicted), self.folds[0][rows], self.priors[0][rows])
-            found.append(partners_of(i, names, self.metric, y, *of, self.config.worth))
+            sides = [told(kind.chosen[0])[rows] for kind in (self.alone, self.federated)]
+            unit = None if together is None else together[rows]
+            found.append(partners_of(i, names, self.metric, y, *of, self.config.worth, sides, unit))
         return found
 
     def _messages(self, candidate: Candidate) -> Ledger:
@@ -610,7 +619,9 @@ class TrialRun:
         )
         names, pooled = self.owners.names, self._pooled(best_alone)
         alone = _weighted([one.alone for one in found], self.weights)
-        if (
+        errors = [one.alone / unit for one, unit in zip(found, self.unit_of, strict=True)]
+        exact = self.metric == "rmse" and (_weighted(errors, self.weights) or -1.0) > -EXACT
+        if exact or (
             alone is not None
             and alone > SUSPICIOUS
             and self.metric in ("auc", "accuracy", "balanced accuracy")
@@ -632,6 +643,7 @@ class TrialRun:
                 sent=ledger.sent(f"{role}-{i}"),
                 received=ledger.received(f"{role}-{i}"),
                 calibration=self._calibration(i),
+                condition=INDEPENDENT if self.owners.doubt and verdict.decision == "join" else "",
             )
             for i, (name, one, verdict) in enumerate(zip(names, found, verdicts, strict=True))
         }

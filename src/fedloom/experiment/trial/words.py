@@ -72,12 +72,19 @@ def probability(value: float) -> str:
     return "> 0.99" if value > 0.995 else "< 0.01" if value < 0.005 else f"{value:.2f}"
 
 
+def head(card: "OwnerCard") -> str:
+    """The decision in words, never "Join" without what it holds under."""
+    return f"{HEADS[card.decision]} {card.condition}".rstrip()
+
+
 def heading(card: "OwnerCard") -> str:
     """The decision alone, such as "Join with fedboost" or "Undecided, leaning to join"."""
     if not _told(card):
         return HEADS["too few"]
     if card.decision == "join":
-        return f"Join with {card.method}"
+        return f"{head(card)}{',' * bool(card.condition)} with {card.method}"
+    if card.by == "weight":
+        return f"{HEADS['alone']}: federating adds nothing, own weight 1"
     leaning = {"join": "join", "alone": "stay alone", "same": "no difference"}.get(card.leaning)
     return f"{HEADS[card.decision]}, leaning to {leaning}" if leaning else HEADS[card.decision]
 
@@ -112,6 +119,8 @@ def evidence_of(card: "OwnerCard", metric: str) -> str:
         "same": ("no difference", card.p_same),
     }
     what, chance = chances.get(card.leaning or card.decision, ("gain", card.p_gain))
+    if card.by == "weight":
+        what, chance = "gain", card.p_gain
     more = f": {told}" if card.decision == "join" and (told := in_words(card.gain, metric)) else ""
     return f"{gain}, P({what}) {probability(chance)}{_by(card)}{more}"
 
@@ -143,6 +152,16 @@ def _by(card: "OwnerCard") -> str:
     return ", with the rows of all owners" if card.by == "all" else ""
 
 
+def _weight(card: "OwnerCard") -> str:
+    """How much an owner's own model counts in its recipe; "" without weights of owners."""
+    return "" if card.own_weight is None else f" (your own model counts {card.own_weight:g})"
+
+
+def adds_nothing(result: "TrialResult") -> bool:
+    """Whether the recipe for federating is training alone for each owner."""
+    return all(card.own_weight == 1.0 for card in result.owners.values())
+
+
 def next_step(card: "OwnerCard", *, by_columns: bool = False) -> str:
     """What to do now, in one sentence."""
     if by_columns and card.decision == "join":
@@ -150,10 +169,10 @@ def next_step(card: "OwnerCard", *, by_columns: bool = False) -> str:
     if card.decision == "join":
         if card.partners is not None and card.partners.advised:
             return (
-                f"Train with {', '.join(card.partners.advised)} only, and compare on your next "
-                "rows."
+                f"Train exchange with {', '.join(card.partners.advised)} only, and compare on "
+                "your next rows."
             )
-        return "Train the recipe, and compare on your next rows."
+        return f"Train the recipe{_weight(card)}, and compare on your next rows."
     if card.decision == "alone":
         return "Train alone."
     if card.decision == "same":
@@ -193,8 +212,10 @@ def answer(result: "TrialResult") -> str:
             "These rows do not decide whether any owner gains by learning "
             f"together.{_leaning(result)}"
         )
+    conditions = {card.condition for card in owners.values() if card.condition}
+    under = "".join(f", {condition}" for condition in sorted(conditions))
     told = [
-        ("{} gain{s} by learning together: {names}.", of["join"]),
+        (f"{{}} gain{{s}} by learning together{under}: {{names}}.", of["join"]),
         ("For {} it makes no difference: {names}.", of["same"]),
         ("{} should train alone: {names}.", of["alone"]),
         (f"For {{}} these rows do not decide: {{names}}.{_leaning(result)}", of["undecided"]),
