@@ -327,9 +327,9 @@ def distinct(owners: Owners) -> Owners:
             "rounding or the label: copies are kept in one fold, and count together."
             + (f" All rows of {some(whole, MOST_NAMED)} are such." if whole else "")
         )
-    if again := rows - len(np.unique(codes_of_rows(copies, of))):
+    if twice := rows - len(np.unique(codes_of_rows(copies, of))):
         notes.append(
-            f"{again} of {rows} rows are copies of a row of their owner with another label or "
+            f"{twice} of {rows} rows are copies of a row of their owner with another label or "
             "time: they are kept in one fold, and count together."
         )
     marked = replace(
