@@ -130,6 +130,8 @@ class MethodConfig(BaseModel):
         >>> party = ClientContext(id=0)
         >>> cfg.calls_in_round(party), cfg.least_in_sum(party), cfg.refuses(party.aggregator), cfg.refuses_local("clip")
         ({}, 0, '', '')
+        >>> cfg.stages_in_round(3), cfg.charges(None, range(3))
+        (1, ())
     """  # noqa: E501
 
     model_config = ConfigDict(
@@ -182,6 +184,12 @@ class MethodConfig(BaseModel):
         peer.
         """
         return {}
+
+    def stages_in_round(self, t: int) -> int:
+        """How many stages round t yields in which all parties reply. After each of them the run may
+        be evaluated, which a node counts (`looks`).
+        """
+        return 1
 
     def least_in_sum(self, context: ClientContext) -> int:
         """The fewest parties whose replies a secure sum must have with these settings, at a party
@@ -244,6 +252,12 @@ class MethodConfig(BaseModel):
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
         """The differential privacy of the messages with these settings."""
+        return ()
+
+    def charges(self, party: Any, rounds: Sequence[int]) -> Sequence[tuple[float, ...]]:
+        """The releases that a party charges to the budget of its rows in these rounds at most, each
+        as `ClientContext.privacy_budget` gets it.
+        """
         return ()
 
     @property
@@ -354,6 +368,10 @@ class Method:
         CPU.
         """
         return not {"raw rows", "no network"}.isdisjoint(self.needs)
+
+    def main_mode(self, cfg: MethodConfig) -> str:
+        """The evaluation mode of the main metric; "" for the model as it is."""
+        return next(iter(cfg.eval_modes), "") if self.setting == "horizontal" else ""
 
     def party_at(self, context: ClientContext) -> type[Party[MethodConfig]]:
         """The party class of the client with this context."""

@@ -21,12 +21,12 @@ from time import time
 from typing import Any, Final
 
 import safetensors.torch
+from torch import Tensor
 
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MessageError
 from fedloom.core.message import Limits, Tree
-from fedloom.core.method import MethodConfig
-from fedloom.core.party import Party
+from fedloom.core.party import NETWORK_STATE
 from fedloom.core.paths import lock, write_atomically
 from fedloom.remote.payload import VERSIONS
 
@@ -120,23 +120,24 @@ class Store:
         except (MessageError, IndexError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is not a node's state: {error}") from None
 
-    def write_model(self, party: Party[MethodConfig], facts: Mapping[str, Any]) -> None:
-        """Write the party's network, if it has one, to `model.safetensors`, for the
-        node's owner.
+    def write_model(self, state: Mapping[str, Tree], about: Mapping[str, Any]) -> Path:
+        """Write a party's exported state to `model.safetensors`, for the node's owner.
+
+        Weights have the names of the network's, other tensors their path, such as `trees.root`;
+        what is no tensor is JSON in the metadata, by its path. `about` is in it, too.
         """
-        if party._network is None:
-            return
-        state = party.net.state()
-        tensors = {
-            name: x.detach().clone().contiguous()
-            for name, x in {**state["params"], **state["buffers"]}.items()
-        }
-        about = {
-            name: str(facts[name])
-            for name in ("method", "network", "classes", "shape")
-            if name in facts
-        }
-        write_atomically(self.folder / "model.safetensors", safetensors.torch.save(tensors, about))
+        tensors: dict[str, Tensor] = {}
+        other: dict[str, str] = {}
+        for name, tree in state.items():
+            for at, leaf in _leaves(tree, "" if name in NETWORK_STATE else name):
+                if isinstance(leaf, Tensor):
+                    tensors[at] = leaf.detach().cpu().clone().contiguous()
+                else:
+                    other[at] = json.dumps(leaf)
+        said = {name: str(value) for name, value in about.items()}
+        path = self.folder / "model.safetensors"
+        write_atomically(path, safetensors.torch.save(tensors, {**other, **said}))
+        return path
 
     def write_scores(self, round: int, model: str, scores: Mapping[str, float]) -> None:
         """Append exact scores of a model on the node's own rows to `scores.csv`, for the node's
@@ -220,6 +221,16 @@ class Store:
                     os.replace(state, end)
         for path in [state] if marks else [state, end, *self.folder.glob("mark-*")]:
             path.unlink(missing_ok=True)
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The leaves of a tree with their paths."""
+    if isinstance(tree, Mapping | list | tuple) and len(tree):
+        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+        for key, value in items:
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    elif path:
+        yield path, tree
 
 
 @contextmanager
