@@ -125,9 +125,16 @@ class NodeRun:
         self.left_bytes += len(data) + _KEY
         return key
 
+    def left_by(self, call: int) -> dict[str, bytes]:
+        """The replies that a call has left for peers, by key."""
+        return {key: data for key, (by, data) in self.left.items() if by == call}
+
     def hold(self, first: int, end: int) -> None:
         """Drop replies left for peers, except the replies of calls `first` to `end - 1`."""
-        self.left = {key: left for key, left in self.left.items() if first <= left[0] < end}
+        kept = {key: left for key, left in self.left.items() if first <= left[0] < end}
+        if kept.keys() != self.left.keys():
+            self.store.drop_left({call for call, _ in kept.values()})
+        self.left = kept
         self.left_bytes = sum(len(data) + _KEY for _, data in self.left.values())
 
     def write_model(self, broadcast: Mapping[str, Tree]) -> str:

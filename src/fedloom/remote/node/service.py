@@ -49,7 +49,7 @@ from fedloom.remote.node.peer_fetcher import PEER, PeerFetcher
 from fedloom.remote.node.run import NodeRun, Scored, light
 from fedloom.remote.node.store import UNPLACED, Store, StoredState, prune
 from fedloom.remote.node.task_runner import work
-from fedloom.remote.node.terms import own_epsilon, sha256, summary, terms
+from fedloom.remote.node.terms import own_budget, own_epsilon, sha256, summary, terms
 from fedloom.remote.node.time_limit import TimeLimit
 from fedloom.remote.rpc_errors import CallRefused, mismatch, refused, superseded
 from fedloom.remote.secret import secret
@@ -239,7 +239,7 @@ class NodeService:
         if own and run.aggregate.secure and (problem := self.budget.problem()):
             raise refused(problem)
 
-    async def _own_epsilon(self, caller: str, run: str, text: str) -> tuple[str, ...]:
+    async def _own_epsilon(self, caller: str, run: str, text: str, party: int) -> tuple[str, ...]:
         """What a run with noise spends at most, for its approval. The file is read once for each
         text.
         """
@@ -248,9 +248,9 @@ class NodeService:
         if data.rows is None or self.config.approve == "off" or not found.resolve()[1].promises:
             return ()
         at = data.rows.stat()
-        which = sha256(f"{text} {at.st_size} {at.st_mtime_ns}")
+        which = sha256(f"{text} {party} {at.st_size} {at.st_mtime_ns}")
         if which not in self._planned:
-            facts = {"caller": caller, "party": 0, "config": text}
+            facts = {"caller": caller, "party": party, "config": text}
             self._planned = {
                 which: await self._work(lambda: self._planned_epsilon(facts, run, rounds))
             }
@@ -264,7 +264,10 @@ class NodeService:
             place = self._build_party(facts, Store(self._folder / f"run-{run}"))
         except CallRefused as refusal:
             return (f"This run cannot begin here: {refusal.words}.",)
-        return tuple(own_epsilon(place.party, rounds))
+        config, *_ = self._read_config(facts["caller"], facts["config"])
+        asked = demand(config, place.party, rounds, scored=False).releases
+        taken = own_budget(asked, self.config.data[config.data.name])
+        return (*own_epsilon(place.party, rounds), *taken)
 
     def stop_runs(self) -> None:
         """End the runs that the site has stopped since: work under way is interrupted and undone.
@@ -299,7 +302,8 @@ class NodeService:
         run = _check_run_id(request["run"])
         text = payload.joined(request["config"])
         self._check_sums(caller, text, request["members"])
-        self._approve(caller, run, text, await self._own_epsilon(caller, run, text))
+        own = await self._own_epsilon(caller, run, text, request["party"])
+        self._approve(caller, run, text, own)
         self._check_record(caller, text)
         async with self._opening:
             now = self._node_runs.get(run)
@@ -409,6 +413,9 @@ class NodeService:
             )
             if fresh:
                 node_run.calls.back(0)
+            if not fresh:
+                node_run.left = store.left()
+                node_run.hold(0, last.call + 1)
             node_run.rounds, node_run.mode = rounds, method.main_mode(place.party.cfg)
             node_run.outgoing = OutgoingFilter(self.config.outgoing, store.folder)
             node_run.scored, node_run.asks = scored, asks
@@ -660,7 +667,8 @@ class NodeService:
 
             def end() -> str:
                 try:
-                    ended = request["finished"] and node_run.rounds > 0
+                    placed = node_run.last.call != UNPLACED
+                    ended = request["finished"] and placed and node_run.rounds > 0
                     # a client may be called in no round, and be evaluated with the shared model
                     if not ended and max(node_run.last.call, node_run.last.round) < 0:
                         node_run.store.forget()
@@ -851,7 +859,12 @@ class NodeService:
         coordinator.
         """
         request, rest = payload.unpack(body, PEER)
-        name, node_run = request["peer"], self._node_runs.get(_check_run_id(request["run"]))
+        name, run = request["peer"], _check_run_id(request["run"])
+        node_run = self._node_runs.get(run)
+        facts = Store(self._folder / f"run-{run}").facts() if node_run is None else None
+        if facts is not None and facts["caller"] == caller and name in facts["members"].values():
+            # as every other call after a restart
+            node_run = await self._node_run(caller, {"run": run, "start": facts["start"]})
         known = (
             node_run is not None and node_run.caller == caller and name in node_run.members.values()
         )

@@ -1,10 +1,10 @@
 """A node's state on disk, written atomically before the reply is sent.
 
 Each run has a folder: `run.json` describes the run; `state` has the party's state, the number of
-the call that produced it and its reply; `mark-T` is the state before round T; `end` is the last
-state of an earlier start of the coordinator, for one that resumes from its last checkpoint. Every
-state file carries its checksum. A call that changed nothing writes
-nothing: repeated, it gives the same reply.
+the call that produced it and its reply; `left-N` has the replies that call N left for peers;
+`mark-T` is the state before round T; `end` is the last state of an earlier start of the
+coordinator, for one that resumes from its last checkpoint. Every state file carries its checksum. A
+call that changed nothing writes nothing: repeated, it gives the same reply.
 """
 
 import csv
@@ -28,6 +28,7 @@ from fedloom.core.errors import CheckpointError, ConfigError, MessageError
 from fedloom.core.message import Limits, Tree
 from fedloom.core.party import NETWORK_STATE
 from fedloom.core.paths import lock, write_atomically
+from fedloom.remote import payload
 from fedloom.remote.payload import VERSIONS
 
 UNPLACED: Final = -2
@@ -150,6 +151,30 @@ class Store:
                 [*lines, [round + 1, model, *(f"{value:.6g}" for value in scores.values())]]
             )
 
+    def keep_left(self, call: int, left: Mapping[str, bytes]) -> None:
+        """Write the replies that a call has left for peers, by their keys."""
+        data = payload.pack({"keys": [*left]}, *left.values())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / f"left-{call}", data)
+
+    def left(self) -> dict[str, tuple[int, bytes]]:
+        """All replies that calls have left for peers, with the call, by key."""
+        found: dict[str, tuple[int, bytes]] = {}
+        for path in self.folder.glob("left-*"):
+            with suppress(MessageError):  # peers then miss a message, as of a node that is away
+                head, parts = payload.unpack(path.read_bytes(), limits=_LIMITS)
+                call = int(path.name.removeprefix("left-"))
+                found |= {
+                    key: (call, bytes(part)) for key, part in zip(head["keys"], parts, strict=True)
+                }
+        return found
+
+    def drop_left(self, but: Collection[int]) -> None:
+        """Delete the replies left for peers, but those of these calls."""
+        for path in self.folder.glob("left-*"):
+            if int(path.name.removeprefix("left-")) not in but:
+                path.unlink(missing_ok=True)
+
     def forget(self) -> None:
         """Delete the run's folder if it holds the initial state only."""
         if {path.name for path in self.folder.glob("*")} <= {"run.json", "state"}:
@@ -219,6 +244,7 @@ class Store:
                 last = self.read()
                 if last is not None and last.call != UNPLACED:
                     os.replace(state, end)
+        self.drop_left(())
         for path in [state] if marks else [state, end, *self.folder.glob("mark-*")]:
             path.unlink(missing_ok=True)
 

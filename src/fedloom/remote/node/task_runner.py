@@ -108,6 +108,8 @@ def work(
         entry = StoredState(
             node_run.start, request["call"], max(t, node_run.last.round), reply, party.state()
         )
+        if request["leave"]:
+            node_run.store.keep_left(request["call"], node_run.left_by(request["call"]))
         if t >= 0:
             if watch.changed():
                 node_run.store.write(entry)
