@@ -213,7 +213,10 @@ class Federation:
         common = dict(shared or {})
         self._record_down(ids, method, common, each)
         replies = self.engine.call(ids, method, common, each, self._next())
-        if ids and all(isinstance(r, Failure) and r.trace and not r.injected for r in replies):
+        if ids and all(
+            isinstance(r, Failure) and r.trace and not r.injected and r.reason != "refused"
+            for r in replies
+        ):
             trace = replies[0].trace  # type: ignore[union-attr]
             raise MethodError(f"every party failed in {method!r}; traceback of the first:\n{trace}")
         valid: dict[int, Any] = {}

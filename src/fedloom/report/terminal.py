@@ -148,13 +148,15 @@ def _accuracies(found: Comparison) -> dict[Metric, str]:
     clients have one column only, to fit 80 characters.
     """
     names = {metric: metric.eval_mode for m in found.methods for metric in m.eval_modes}
+    private = any(m.private_rows for m in found.methods)  # there is no global test set
+    tested = "own" if private else "global"
     if found.unseen and names:
         trained = found.metric.training
         kept = {metric: heading for metric, heading in names.items() if not metric.group}
         kept |= {trained: "training"} if trained in names else {}
-        names = kept if found.metric in kept else {**kept, found.on_test: "global"}
+        names = kept if found.metric in kept else {**kept, found.on_test: tested}
     elif names:
-        names |= {found.on_own: "own", found.on_test: "global"}
+        names |= {**({} if private else {found.on_own: "own"}), found.on_test: tested}
     names = names or {found.on_test: fmt.capital(found.on_test.noun)}
     return dict(sorted(names.items(), key=lambda pair: pair[0] != found.metric))
 

@@ -334,10 +334,8 @@ class Session:
             if evaluate:
                 self._evaluate(t + 1, (t + 1) * step, stage)
             clock = perf_counter()
-        if evaluate and not stage:  # the round ended early, as when trees lack an owner
-            self._evaluate(t + 1, (t + 1) * step, stage)
         check_replies(plan, self.fed, failures)
-        # a round in which nothing happens, such as one after the last step
+        # a round that ended early, as when trees lack an owner, or one after the last step
         if not stage and evaluate:
             stage = "round"
             self._evaluate(t + 1, (t + 1) * step, stage)
