@@ -19,7 +19,7 @@ WHOLE = 550
 BUDGET = {
     "experiment": 112,
     "methods": 113,
-    "remote": 66,
+    "remote": 67,
     "data": 62,
     "report": 46.5,
     "core": 40,

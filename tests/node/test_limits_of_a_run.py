@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedloom.core.method import MethodConfig
+from fedloom.core.templates import spell
 from fedloom.experiment.config.run import RunConfig
 from fedloom.methods import registry
 from fedloom.remote import payload, rpc_errors
@@ -69,22 +70,25 @@ def test_a_refused_call_is_in_the_log_with_the_repair(
         ask.close()
 
 
-def test_a_reply_for_a_peer_outlives_the_node(hosts: Hosts, tmp_path: Path) -> None:
-    cfg = node(tmp_path / "n", methods=["gossip"], peers=["peer"])
-    text, members = config(method="gossip", params={"batch_size": 8}), {"1": "peer"}
-    first = RunRequest(cfg)
-    first("open", opening(text, members=members))
-    body = doing(0, first.host, method="give", leave=True, shared={"t": 0})
-    (line,) = payload.unpack(first("do", body))[0]["lines"]
-    wanted = fetched(first, line["reply_ref"])
-    first.close()
-    again = RunRequest(cfg)
+def test_a_reply_for_a_peer_outlives_the_node(tmp_path: Path) -> None:
+    cfg = node(tmp_path, methods=["gossip"], peers=["peer"])
+    params = {"batch_size": 8, "personal_head": False}
+    text = config(method="gossip", params=params)
+    first, again = RunRequest(cfg), RunRequest(cfg)
     try:
-        assert fetched(again, line["reply_ref"]) == wanted
+        first("open", opening(text, members={"1": "peer"}))
+        how: dict[str, Any] = {"shared": {"t": 0}, "leave": True, "expect": spell(object)}
+        (line,) = payload.unpack(first("do", doing(0, first.host, method="give", **how)))[0][
+            "lines"
+        ]
+        key = line["reply_ref"]
+        assert fetched(again, key) == fetched(first, key)
+        left = cfg.state / f"run-{RUN}"
+        assert [path.name for path in left.glob("left-*")] == ["left-0"]
         again("do", doing(1, again.host, method="update", shared={"t": 0}, floor=1))
-        key = payload.pack({"key": line["reply_ref"]})
-        assert not [*(cfg.state / f"run-{RUN}").glob("left-*")], key
+        assert not [*left.glob("left-*")]
     finally:
+        first.close()
         again.close()
 
 

@@ -280,6 +280,8 @@ class Method:
         >>> fedavg = named("fedavg")
         >>> fedavg.configure(params={"epochs": 2}).epochs, fedavg.needs
         (2, ('one network',))
+        >>> named("fedavg-ft").main_mode(named("fedavg-ft").configure())
+        'tuned'
         >>> fedavg.party_at(ClientContext(id=0)).__name__, fedavg.without_network
         ('FedAvgClient', False)
 
@@ -317,6 +319,7 @@ class Method:
             and they predict from it and their own rows.
         at_once: for a pooled method, trains its one client on all rows in so many rounds, faster
             than by rounds and to rounding; None for by rounds.
+        extra_stages: stages that each round yields beyond those of its config.
         quadratic: whether the time of a round grows with the square of the number of clients.
         trial_rank: its place among the methods that `fedloom trial` tries by default, from 1; 0 if
             it tries the method only by name. At equal scores the lower rank wins.
@@ -347,6 +350,7 @@ class Method:
     pooled: bool = False
     at_once: Callable[..., None] | None = None
     quadratic: bool = False
+    extra_stages: int = 0
     trial_rank: int = 0
     trial_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 

@@ -24,7 +24,8 @@ def evaluated(run: RunConfig, rounds: int) -> set[int]:
 def evaluations(run: RunConfig, cfg: MethodConfig, rounds: int, done: int = 0) -> int:
     """How often a run is evaluated after so many rounds are done, its start included."""
     later = (t for t in evaluated(run, rounds) if t > done)
-    return (done == 0) + sum(max(1, cfg.stages_in_round(t - 1)) for t in later)
+    more = run.resolve()[0].extra_stages
+    return (done == 0) + sum(max(1, cfg.stages_in_round(t - 1)) + more for t in later)
 
 
 def taking_part(

@@ -37,14 +37,6 @@ from fedloom.methods.distillation.fedal import FedALConfig
 from fedloom.methods.distillation.steps import public_batch
 
 
-class FedDFALConfig(FedALConfig):
-    """Settings of `feddf-al`: those of FedAL."""
-
-    def stages_in_round(self, t: int) -> int:
-        """Those of FedAL, and the average."""
-        return super().stages_in_round(t) + 1
-
-
 @final
 class FedDFALClient(Party[FedALConfig]):
     """A client of FedAL that has the architecture of its group, and sends its weights."""
@@ -149,7 +141,7 @@ METHODS = (
         fedal.FEDAL,
         name="feddf-al",
         title="FedAL, with weights averaged among clients of one architecture",
-        config=FedDFALConfig,
+        extra_stages=1,  # the average
         round=round,
         client=FedDFALClient,
         server=FedDFALServer,

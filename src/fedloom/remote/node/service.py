@@ -415,7 +415,6 @@ class NodeService:
                 node_run.calls.back(0)
             if not fresh:
                 node_run.left = store.left()
-                node_run.hold(0, last.call + 1)
             node_run.rounds, node_run.mode = rounds, method.main_mode(place.party.cfg)
             node_run.outgoing = OutgoingFilter(self.config.outgoing, store.folder)
             node_run.scored, node_run.asks = scored, asks
