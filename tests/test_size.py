@@ -19,7 +19,7 @@ WHOLE = 550
 BUDGET = {
     "experiment": 115,
     "methods": 111,
-    "remote": 66,
+    "remote": 68,
     "data": 66.5,
     "report": 46.5,
     "core": 40,

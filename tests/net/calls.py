@@ -57,6 +57,7 @@ class Caller:
             "members": self._members,
             "config": self._config,
             "resume": resume,
+            "answers": 0,
         }
         return payload.pack(head)
 
@@ -109,7 +110,8 @@ class Caller:
         return found
 
     def close(self) -> None:
-        self.raw("close", payload.pack({"run": self.run, "start": self.start}))
+        head: Tree = {"run": self.run, "start": self.start, "finished": True}
+        self.raw("close", payload.pack(head))
 
 
 class Transport:

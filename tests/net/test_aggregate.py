@@ -81,9 +81,14 @@ OTHER = (
 def test_no_name_of_a_page_s_field_lets_a_single_reply_out(field: str, tmp_path: Path) -> None:
     page = tmp_path / "page.py"
     page.write_text(OTHER.replace("    epochs: int = 1\n", f"    epochs: int = 1\n    {field}\n"))
-    ask = RunRequest(node(tmp_path, methods=["fedprox"], pages=[page]))
+    ask = RunRequest(node(tmp_path, methods=["fedprox"], pages=[page], peers=["a", "b"], min_sum=3))
     try:
-        ask("open", opening(config(method="fedprox", **{"aggregate.secure": True})))
+        ask(
+            "open",
+            opening(
+                config(method="fedprox", **{"aggregate.secure": True}), members={"1": "a", "2": "b"}
+            ),
+        )
         refusal = ask.refused("do", doing(0, ask.host))
         assert (
             "with aggregate.secure = true, replies of this method are sent as part of a sum only"
@@ -106,10 +111,12 @@ def test_the_policy_s_old_setting_is_refused_with_the_new_one() -> None:
 
 
 def test_a_node_s_own_policy_may_require_secure_sums(tmp_path: Path) -> None:
-    ask = RunRequest(node(tmp_path, methods={"fedavg": {"secure": True}}))
+    ask = RunRequest(
+        node(tmp_path, methods={"fedavg": {"secure": True}}, peers=["a", "b"], min_sum=3)
+    )
     try:
         words = "fedavg has aggregate.secure = false; this node requires true"
         assert words in ask.refused("open", opening(config())).words
-        ask("open", opening(config(**{"aggregate.secure": True})))
+        ask("open", opening(config(**{"aggregate.secure": True}), members={"1": "a", "2": "b"}))
     finally:
         ask.close()

@@ -517,7 +517,7 @@ def test_memory_threads_and_files_stay_as_they_are_over_many_calls(field: Machin
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc")
     node = field.nodes[0]
-    nothing = payload.pack({"run": secrets.token_hex(16), "start": 1})
+    nothing = payload.pack({"run": secrets.token_hex(16), "start": 1, "finished": True})
     wire = Transport(field, name="second")
 
     async def ask(count: int) -> None:

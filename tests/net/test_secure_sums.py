@@ -190,9 +190,9 @@ def test_a_sum_that_needs_all_nodes_takes_three_calls_and_is_none_if_one_is_lost
 def test_a_node_sends_no_single_reply_where_the_run_is_secure(tmp_path: Path) -> None:
     from tests.node.hosts import node
 
-    ask = RunRequest(node(tmp_path))
+    ask = RunRequest(node(tmp_path, peers=["a", "b"], min_sum=3))
     try:
-        ask("open", opening(config(**{"aggregate.secure": True})))
+        ask("open", opening(config(**{"aggregate.secure": True}), members={"1": "a", "2": "b"}))
         refusal = ask.refused("do", doing(0, ask.host))
         assert "as part of a sum only" in refusal.words
         unknown = ask.refused("do", doing(0, ask.host, mask={"sum": "x", "weight": "rows"}))

@@ -64,6 +64,7 @@ def opening(text: str | None = None, **changes: Any) -> bytes:
         "members": {},
         "config": config() if text is None else text,
         "resume": False,
+        "answers": 0,
     }
     return payload.pack({**given, **changes})
 

@@ -191,7 +191,7 @@ def test_the_summary_says_what_is_sent_to_whom_and_how_often(own: Hosts) -> None
         "Weakness W1: the coordinator sees each message",
         '"batch_size": 8',
         "For hub, with the rows of wards",
-        "Scores of models: yes, with noise, at most 30 in all runs.",
+        "Scores of models: yes, with noise, at most 30 in all runs; this run takes 4.",
     ):
         assert words in text
     assert "plain project" not in text and "W2" not in text
@@ -201,12 +201,12 @@ def test_the_summary_of_a_private_and_of_a_secure_run_differ(own: Hosts, tmp_pat
     public = rows(tmp_path / "p.csv", 50, 9, labels=False)
     dp = {"batch_size": 8, "dp": {"unit": "rows", "sigma": 2.0}}
     values = json.loads(config()) | {"params": dp, "aggregate": {"secure": True}}
-    ask = own({"public": public, "epsilon": 3.0}, peers=["b", "c", "d", "e"])
-    ask.refused("open", opening(json.dumps(values)))
+    ask = own({"public": public, "epsilon": 3.0}, peers=["b", "c", "d", "e"], min_sum=3)
+    ask.refused("open", opening(json.dumps(values), members={"1": "b", "2": "c"}))
     text = approval.waiting(folder(ask), RUN).text
     assert (
         "Only as part of a secure sum." in text
-        and "Sums are of at least 5 of b, c, d, e, node." in text
+        and "Sums are of at least 3 of b, c, d, e, node." in text
     )
     assert (
         "Privacy: weights by this node's noise or its share of noise, δ = 1e-05" in text
@@ -257,7 +257,7 @@ def test_a_run_that_waits_tells_nothing_of_the_number_of_rows(
         models={"pool": ["linear"]},
         params={"dp": {"unit": "rows"}, "batch_size": 100},
     )
-    ask = own({"public": public}, min_rows=min_rows)
+    ask = own({"public": public, "epsilon": 50.0}, min_rows=min_rows)
     text = for_nodes(build(kind, PrivateData(public=public)))
     assert ask.refused("open", opening(text.model_dump_json())).code == PENDING
     few = (
@@ -277,15 +277,14 @@ def test_no_run_with_sums_opens_in_a_folder_that_is_older_than_its_anchor(
 ) -> None:
     """Its record of the questions that were answered in sums is as old."""
     secure = {"aggregate": {"secure": True}, "params": {"batch_size": 8, "clients_per_round": None}}
-    text, ask = config(**secure), own(approve="off", anchor=tmp_path / "anchor")
-    assert "--new-anchor" in ask.refused("open", opening(text)).words
+    how = {"approve": "off", "anchor": tmp_path / "anchor", "min_sum": 3, "peers": ["a", "b"]}
+    text, ask = config(**secure), own(**how)
+    begin = opening(text, members={"1": "a", "2": "b"})
+    assert "--new-anchor" in ask.refused("open", begin).words
     ask.host.budget.begin_anchor()
-    ask("open", opening(text))
+    ask("open", begin)
     (ask.config.state / "budget.json").unlink()
-    assert (
-        "older than its anchor"
-        in own(approve="off", anchor=tmp_path / "anchor").refused("open", opening(text)).words
-    )
+    assert "older than its anchor" in own(**how).refused("open", begin).words
 
 
 def test_the_numbers_of_a_model_are_those_that_are_sent(own: Hosts) -> None:
@@ -390,9 +389,10 @@ def test_nodes_that_were_shown_other_terms_have_no_sum_together(own: Hosts) -> N
     names = {}
     every: list[dict[str, Any]] = [{}, {"seed": 5}, {"rounds": 4}, {"params": {"batch_size": 4}}]
     for number, changes in enumerate(every):
-        ask = own(approve="off")
+        ask = own(approve="off", min_sum=3, peers=["peer", "other"])
         values = json.loads(config(**changes)) | {"aggregate": {"secure": True}}
-        ask("open", opening(json.dumps(values), start=number + 1, members={"1": "peer"}))
+        members = {"1": "peer", "2": "other"}
+        ask("open", opening(json.dumps(values), start=number + 1, members=members))
         names[number] = ask.host._node_runs[RUN].sums._context.rpartition("/")[2]
     assert names[0] == names[1] and len({*names.values()}) == 3 and len(names[0]) == 64
 

@@ -33,7 +33,7 @@ def test_each_call_is_one_line_without_contents(hosts: Callable[..., RunRequest]
     assert ask("do", body) == reply
     ask("digest", which())
     ask.refused("do", b"\0garbage: patient 7")
-    ask("close", which())
+    ask("close", which(finished=True))
     lines = ask.audited()
     assert [line["what"] for line in lines] == [
         "opened",

@@ -321,6 +321,7 @@ def test_who_may_not_is_reported_nothing_of_what_there_is(ask: RunRequest) -> No
                     "do": doing(1, ask.host, run=run),
                     "peer": payload.pack({"peer": "peer", "run": run, "session": ""}, b""),
                     "restore": which(run=run, round=0),
+                    "close": which(run=run, finished=True),
                 }
                 said = []
                 try:
@@ -516,23 +517,23 @@ def test_a_run_is_closed_even_if_its_model_cannot_be_written(
 
     node_run = ask.host._node_runs[RUN]
     monkeypatch.setattr(Store, "write_model", full)
-    assert ask.refused("close", which()).code == rpc_errors.FAILED
+    assert ask.refused("close", which(finished=True)).code == rpc_errors.FAILED
     assert node_run.over and not ask.host._node_runs
 
 
 def test_a_start_in_which_nothing_was_done_leaves_nothing_and_spoils_nothing(
     ask: RunRequest,
 ) -> None:
-    ask("close", which())
+    ask("close", which(finished=True))
     model = ask.config.state / f"run-{RUN}" / "model.safetensors"
     learned = model.read_bytes()
     ask("open", opening(start=2, resume=True))
-    ask("close", which(start=2))
+    ask("close", which(start=2, finished=True))
     assert model.read_bytes() == learned
     other = RUN[::-1]
     ask("open", opening(run=other))
     assert (ask.config.state / f"run-{other}").is_dir()
-    ask("close", which(run=other))
+    ask("close", which(run=other, finished=False))
     assert not (ask.config.state / f"run-{other}").exists()
 
 
@@ -555,9 +556,9 @@ def test_a_close_that_the_queue_refuses_can_be_asked_again(
     node_run = ask.host._node_runs[RUN]
     with monkeypatch.context() as full:
         full.setattr(ask.host, "_queued", ask.config.queue)
-        assert ask.refused("close", which()).code == rpc_errors.BUSY
+        assert ask.refused("close", which(finished=True)).code == rpc_errors.BUSY
     assert ask.host._node_runs == {RUN: node_run} and not node_run.over
-    ask("close", which())
+    ask("close", which(finished=True))
     assert (node_run.store.folder / "model.safetensors").exists() and not ask.host._node_runs
 
 
@@ -612,7 +613,7 @@ def test_work_beyond_its_deadline_is_interrupted_and_undone(
         assert refusal.code == rpc_errors.LATE
         assert message.digest(ask.host._node_runs[RUN].party.state()) == before
         assert payload.unpack(ask("digest", which()))[0] == {"sha256": before}  # and it goes on
-        ask("close", which())
+        ask("close", which(finished=True))
 
 
 def test_a_step_that_leaves_no_finite_weights_is_undone_and_refused(

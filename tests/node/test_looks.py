@@ -175,10 +175,11 @@ def test_a_method_without_global_weights_is_not_scored_on_any(hosts: Hosts) -> N
 
 
 def test_the_budget_of_looks_outlives_runs_and_restarts(hosts: Hosts, tmp_path: Path) -> None:
-    ask = hosts(score=True, looks=3)
+    brief = opened(evaluate={"points": 1})
+    ask = hosts(score=True, looks=3, text=brief)
     for call in range(2):
         looked(ask, call, crafted(ask, 0.1 * call))
-    again = hosts(score=True, looks=3)  # as after a restart
+    again = hosts(score=True, looks=3, text=brief)  # as after a restart
     looked(again, 2, crafted(again, 0.5))
     for other in (again, hosts(score=True, looks=3, text=opened(seed=5))):
         shared = {"on": "own", "eval_mode": "", "broadcast": {}}
@@ -219,11 +220,11 @@ def test_exact_scores_of_all_kinds_are_written_for_the_owner_alone(hosts: Hosts)
     assert {*exact} == {"rows", "accuracy", "auc", "balanced accuracy", "loss", "calibration error"}
     ask("do", doing(1, ask.host))
     own = exact_scores(run_.party, on="own")
-    ask("close", which())
+    ask("close", which(finished=True))
     with (run_.store.folder / "scores.csv").open() as file:
         asked, mine = csv.DictReader(file)
     assert (asked.pop("round"), asked.pop("model")) == ("0", "as evaluated")
-    assert (mine.pop("round"), mine.pop("model")) == ("1", "the node's own")
+    assert (mine.pop("round"), mine.pop("model")) == ("1", "this node's model")
     assert {k: float(v) for k, v in asked.items()} == pytest.approx(exact, rel=1e-4)
     assert {k: float(v) for k, v in mine.items()} == pytest.approx(own, rel=1e-4)
 

@@ -332,6 +332,11 @@ class Engine(AbstractContextManager["Engine"]):
         """
         raise MethodError(f"{type(self).__name__} does not support restore(); use load()")
 
+    def finish(self, broadcast: Mapping[str, Tree]) -> None:
+        """Called once the last round is evaluated: parties that keep their own model get what they
+        got for that evaluation.
+        """
+
     def presence(self) -> dict[int, bool]:
         """Whether each party can be reached now."""
         return dict.fromkeys(self.ids, True)

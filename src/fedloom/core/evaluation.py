@@ -5,7 +5,7 @@ and none changes a party's state. In a vertical setting pages define the hooks o
 `ActiveParty`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
@@ -177,6 +177,21 @@ def exact_scores(
         predicted = found["predicted"].cpu().numpy()
         return {"rows": len(y), **number_scores(target.in_unit(y), target.in_unit(predicted))}
     return {"rows": len(y), "accuracy": float((p.argmax(1) == y).mean()), **scored(y, p)}
+
+
+def prepared_state(
+    party: Party[object], names: Sequence[str], *, eval_mode: str, broadcast: Mapping[str, Tree]
+) -> dict[str, Tree]:
+    """A copy of these parts of a party's state, in the model that an evaluation in this mode
+    uses.
+    """
+    # as an engine begins a call outside of rounds: training before a mode may draw
+    (torch.default_generator if party.context.device == "cpu" else torch).manual_seed(0)
+    party.at_round(-1)
+    with party.scratch():
+        party.prepare(eval_mode=eval_mode, broadcast=broadcast)
+        state = party.state()
+        return {name: map_tensors(torch.clone, state[name]) for name in names}
 
 
 def predictions_alone(party: Party[object], *, on: str) -> dict[str, Tensor]:

@@ -213,7 +213,10 @@ class Federation:
         common = dict(shared or {})
         self._record_down(ids, method, common, each)
         replies = self.engine.call(ids, method, common, each, self._next())
-        if ids and all(isinstance(r, Failure) and r.trace and not r.injected for r in replies):
+        if ids and all(
+            isinstance(r, Failure) and r.trace and not r.injected and r.reason != "refused"
+            for r in replies
+        ):
             trace = replies[0].trace  # type: ignore[union-attr]
             raise MethodError(f"every party failed in {method!r}; traceback of the first:\n{trace}")
         valid: dict[int, Any] = {}
@@ -573,10 +576,7 @@ class Federation:
         """Draw `k` of the parties (None: all), in order; every method on this seed
         draws the same.
         """
-        if k is None or k >= len(parties):
-            return tuple(parties)
-        chosen = stream(self.seed, "participants", t).choice(len(parties), k, replace=False)
-        return tuple(parties[i] for i in sorted(chosen))
+        return participants(self.seed, parties, k, t)
 
     def neighbours(self, i: int, among: Iterable[int]) -> tuple[int, ...]:
         """The neighbours of peer i in `among`, in that order."""
@@ -749,3 +749,13 @@ def _check_callable(method: str) -> None:
         raise MethodError(
             f"no message may call {method!r}, a method of every Party; rename the page's own method"
         )
+
+
+def participants(seed: int, parties: Sequence[int], k: int | None, t: int) -> tuple[int, ...]:
+    """The `k` of the parties (None: all), in order, that take part in round t: see
+    `Federation.sample`.
+    """
+    if k is None or k >= len(parties):
+        return tuple(parties)
+    chosen = stream(seed, "participants", t).choice(len(parties), k, replace=False)
+    return tuple(parties[i] for i in sorted(chosen))

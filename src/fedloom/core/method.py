@@ -130,6 +130,8 @@ class MethodConfig(BaseModel):
         >>> party = ClientContext(id=0)
         >>> cfg.calls_in_round(party), cfg.least_in_sum(party), cfg.refuses(party.aggregator), cfg.refuses_local("clip")
         ({}, 0, '', '')
+        >>> cfg.stages_in_round(3), cfg.charges(None, range(3))
+        (1, ())
     """  # noqa: E501
 
     model_config = ConfigDict(
@@ -189,6 +191,12 @@ class MethodConfig(BaseModel):
         peer.
         """
         return {}
+
+    def stages_in_round(self, t: int) -> int:
+        """How many stages round t yields in which all parties reply. After each of them the run may
+        be evaluated, which a node counts (`looks`).
+        """
+        return 1
 
     def least_in_sum(self, context: ClientContext) -> int:
         """The fewest parties whose replies a secure sum must have with these settings, at a party
@@ -253,6 +261,12 @@ class MethodConfig(BaseModel):
         """The differential privacy of the messages with these settings."""
         return ()
 
+    def charges(self, party: Any, rounds: Sequence[int]) -> Sequence[tuple[float, ...]]:
+        """The releases that a party charges to the budget of its rows in these rounds at most, each
+        as `ClientContext.privacy_budget` gets it.
+        """
+        return ()
+
     @property
     def promises(self) -> bool:
         """Whether messages of clients have a guarantee that the clients' own noise gives."""
@@ -273,6 +287,8 @@ class Method:
         >>> fedavg = named("fedavg")
         >>> fedavg.configure(params={"epochs": 2}).epochs, fedavg.needs
         (2, ('one network',))
+        >>> named("fedavg-ft").main_mode(named("fedavg-ft").configure())
+        'tuned'
         >>> fedavg.party_at(ClientContext(id=0)).__name__
         'FedAvgClient'
         >>> fedavg.without_network, fedavg.reads_public
@@ -314,6 +330,7 @@ class Method:
             than by rounds and to rounding; None for by rounds.
         every_row: whether it describes rows, as a regression does: it uses all of them unless the
             run asks for test rows.
+        extra_stages: stages that each round yields beyond those of its config.
         quadratic: whether the time of a round grows with the square of the number of clients.
         trial_rank: its place among the methods that `fedloom trial` tries by default, from 1; 0 if
             it tries the method only by name. At equal scores the lower rank wins.
@@ -345,6 +362,7 @@ class Method:
     at_once: Callable[..., None] | None = None
     every_row: bool = False
     quadratic: bool = False
+    extra_stages: int = 0
     trial_rank: int = 0
     trial_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -371,6 +389,10 @@ class Method:
         CPU.
         """
         return not {"raw rows", "no network"}.isdisjoint(self.needs)
+
+    def main_mode(self, cfg: MethodConfig) -> str:
+        """The evaluation mode of the main metric; "" for the model as it is."""
+        return next(iter(cfg.eval_modes), "") if self.setting == "horizontal" else ""
 
     def party_at(self, context: ClientContext) -> type[Party[MethodConfig]]:
         """The party class of the client with this context."""

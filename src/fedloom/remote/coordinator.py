@@ -131,7 +131,14 @@ def at_nodes(
         max_rows=nodes.max_rows,
         terms=sha256(terms(told, plan.method, plan.cfg, plan.rounds)),
         colluders=run.aggregate.colluders,
+        answers=_answers(plan),
     )
     if folder is not None:
         keep_start(folder, number)
     return engine
+
+
+def _answers(plan: RunPlan) -> int:
+    """How many rows of the server's a run asks each node about."""
+    rows = plan.server_context.data
+    return len(rows) if rows is not None and "answer" in plan.method.client.CALLS else 0

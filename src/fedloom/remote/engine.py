@@ -64,6 +64,7 @@ class NetEngine(Engine):
         max_rows: the largest number of rows that a node may claim, by its name.
         terms: hash of what nodes approve, which is part of secure sums.
         colluders: nodes of a secure sum that may help the coordinator.
+        answers: rows of the coordinator that nodes are asked to answer in the run.
 
     Raises:
         EngineError: a node is unreachable; nothing was run.
@@ -90,6 +91,7 @@ class NetEngine(Engine):
         max_rows: Mapping[str, int] | None = None,
         terms: str = "",
         colluders: int = 0,
+        answers: int = 0,
     ) -> None:
         super().__init__(names, seed=seed, faults=faults)
         self._colocated = LocalEngine(colocated, seed=seed) if colocated else None
@@ -98,7 +100,7 @@ class NetEngine(Engine):
         self._colluders = colluders
         number = time_ns() if start is None else start
         self._common = RunContext(
-            run, number, config, resume, timeouts, dict(nodes), max_rows or {}
+            run, number, config, resume, timeouts, dict(nodes), max_rows or {}, answers=answers
         )
         self._notes: dict[int, dict[str, Note]] = {}
         self._lost: set[tuple[int, int]] = set()
@@ -233,6 +235,19 @@ class NetEngine(Engine):
                 raise
 
         self._everywhere(ask, f"return to round {round}")
+
+    def finish(self, broadcast: Mapping[str, Tree]) -> None:
+        """Have each node write its model, and close the run there."""
+        try:
+            last = message.encode(dict(broadcast))
+        except MessageError as error:
+            _log.warning("nodes get no last model: %s", error)
+            return
+
+        async def closed() -> None:
+            await asyncio.gather(*(session.finish(last) for session in self._sessions.values()))
+
+        self._await(closed())
 
     def notes(self) -> dict[int, dict[str, Note]]:
         """The parties' notes since the last call, as far as their nodes send them."""

@@ -40,6 +40,8 @@ REASONS: Final = frozenset(
 """Reasons that a node may give for a failed call; any other counts as "raised"."""
 PARTING: Final = 5.0
 """Seconds to close a run at a node."""
+FINISHING: Final = 60.0
+"""Seconds to wait until a node has written the model of a finished run. It may take longer."""
 MOST_NOTES: Final = 64
 """Limit of the notes of one reply; further ones are dropped."""
 _ANSWER: Final = {"lines": object, "notes": object, "missing": object}
@@ -65,6 +67,7 @@ class RunContext:
         floor: nodes may drop replies left for peers by calls before this number.
         stale: parties whose nodes report a newer start.
         refused: whether a node has refused the run, so that others need not be waited for.
+        answers: rows of the coordinator that nodes are asked to answer in the run.
     """
 
     run: str
@@ -79,6 +82,7 @@ class RunContext:
     floor: int = 0
     stale: set[int] = field(default_factory=set)
     refused: bool = False
+    answers: int = 0
 
     def which(self, **more: Tree) -> bytes:
         """The body of a call about the run."""
@@ -172,6 +176,7 @@ class NodeSession:
             members=members,
             config=payload.cut(common.config),
             resume=common.resume,
+            answers=common.answers,
         )
         answer = await self.link.ask("open", body, id=common.id(), deadline=common.timeouts.call)
         self.opened = True
@@ -228,14 +233,26 @@ class NodeSession:
             raise MessageError("the names of a sum must be a list")
         return theirs, [bytes(part) for part in rest]
 
+    async def finish(self, broadcast: bytes) -> None:
+        """Close the run at the node after its last round, with what it got for the last
+        evaluation.
+        """
+        await self._goodbye(FINISHING, True, broadcast)
+
     async def close(self) -> None:
         """Close the run at the node, if it is reachable, and the connection."""
-        if self.link.up and self.opened:
-            goodbye = self.link.ask(
-                "close", self._common.which(), id=self._common.id(), deadline=PARTING
-            )
-            await asyncio.gather(goodbye, return_exceptions=True)
+        await self._goodbye(PARTING, False)
         await self.link.close()
+
+    async def _goodbye(self, deadline: float, finished: bool, *rest: bytes) -> None:
+        if not (self.link.up and self.opened):
+            return
+        common, self.opened = self._common, False
+        head: Tree = {"run": common.run, "start": common.start, "finished": finished}
+        goodbye = self.link.ask(
+            "close", payload.pack(head, *rest), id=common.id(), deadline=deadline
+        )
+        await asyncio.gather(goodbye, return_exceptions=True)
 
     # -- tasks -------------------------------------------------------------------------------------
 
@@ -312,8 +329,7 @@ class NodeSession:
                     self._note_gone(error)
                 traced = error.code in (rpc_errors.FAILED, rpc_errors.MALFORMED)
                 trace = self._pointer(number, error.words) if traced else ""
-                # such as looks that are used up
-                if error.code == rpc_errors.REFUSED and tasks[0].round < 0:
+                if error.code in (rpc_errors.REFUSED, rpc_errors.MISMATCH):
                     trace = f"{self.name}: {error.words}"
                 return TaskResults([Failure(error.code, trace) for _ in tasks])
             except (MessageError, LookupError, TypeError, ValueError, AttributeError) as error:

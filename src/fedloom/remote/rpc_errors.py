@@ -67,9 +67,9 @@ class CallRefused(Exception):
         return CallRefused(self.code, self.words, self.detail)
 
 
-def refused(words: str) -> CallRefused:
-    """The error for a call that the caller may not make."""
-    return CallRefused(REFUSED, words)
+def refused(words: str, detail: str = "") -> CallRefused:
+    """The error for a call that the caller may not make; `detail` is for the local log only."""
+    return CallRefused(REFUSED, words, detail)
 
 
 def mismatch(words: str) -> CallRefused:

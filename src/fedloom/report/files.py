@@ -53,7 +53,8 @@ def csv_rows(path: Path, model: type[T]) -> tuple[T, ...]:
     lines = csv.reader(io.StringIO(text(path), newline=""), strict=True)
     try:
         columns = next(lines, [])
-        missing = [name for name in model.model_fields if name not in columns]
+        needed = [name for name, field in model.model_fields.items() if field.is_required()]
+        missing = [name for name in needed if name not in columns]
         if missing:
             raise damaged(path, f"has no column {missing[0]!r}")
         where: Callable[[], str] = lambda: f" line {lines.line_num}"

@@ -196,16 +196,20 @@ def _learned(run: Run) -> PageSection | None:
 def _failures(run: Run) -> PageSection | None:
     if not run.failures:
         return None
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for failure in run.failures:
-        groups.setdefault((failure.reason, failure.kind), []).append(failure.party)
+        groups.setdefault((failure.reason, failure.kind, failure.why), []).append(failure.party)
+    said = any(why for _, _, why in groups)
     rows = [
-        cells(reason, kind, fmt.whole(len(parties)), fmt.whole(len(set(parties))))
-        for (reason, kind), parties in sorted(groups.items(), key=lambda group: -len(group[1]))
+        cells(reason, kind, fmt.whole(len(parties)), fmt.whole(len(set(parties))), *[why] * said)
+        for (reason, kind, why), parties in sorted(groups.items(), key=lambda group: -len(group[1]))
     ]
     text = "Missing and invalid replies are dropped; the round continues with the others."
     table = PageTable(
-        "Calls without a valid reply", ("Reason", "Call", "Calls", "Parties"), rows, words=2
+        "Calls without a valid reply",
+        ("Reason", "Call", "Calls", "Parties", *["What the node said"] * said),
+        rows,
+        words=2,
     )
     return PageSection("Failures", text=[text], tables=[table])
 

@@ -117,6 +117,7 @@ class FailureRow(FileSchema):
     party: str
     kind: str
     reason: str
+    why: str = ""
 
 
 class MetricRow(FileSchema):

@@ -152,20 +152,23 @@ def _accuracies(found: Comparison) -> dict[Metric, str]:
     clients have one column only, to fit 80 characters.
     """
     names = {metric: metric.eval_mode for m in found.methods for metric in m.eval_modes}
+    private = any(m.private_rows for m in found.methods)  # there is no global test set
+    tested = "own" if private else "global"
+    beside = {**({} if private else {found.on_own: "own"}), found.on_test: tested}
     if found.unseen and names:
         trained = found.metric.training
         kept = {metric: heading for metric, heading in names.items() if not metric.group}
         kept |= {trained: "training"} if trained in names else {}
-        names = kept if found.metric in kept else {**kept, found.on_test: "global"}
+        names = kept if found.metric in kept else {**kept, found.on_test: tested}
     elif names:
-        names |= {found.on_own: "own", found.on_test: "global"}
+        names |= beside
     elif found.metric.own:
-        names = {found.on_own: "own", found.on_test: "global"}
+        names = dict(beside)
     if found.by_mode:
         names = {
             found.metric: MAIN_MODE,
-            **({} if found.unseen else {found.on_own: UNADAPTED}),
-            found.on_test: "global",
+            **({} if found.unseen or private else {found.on_own: UNADAPTED}),
+            found.on_test: tested,
         }
     names = names or {found.on_test: fmt.capital(found.on_test.noun)}
     return dict(sorted(names.items(), key=lambda pair: pair[0] != found.metric))

@@ -34,6 +34,7 @@ from fedloom.experiment.config.run import BlackBoxConfig, EngineConfig, Evaluate
 from fedloom.experiment.config.section import validated
 from fedloom.experiment.config.sections import ChurnConfig
 from fedloom.experiment.estimate.speed import NetworkSpeed, Passes, Shape, speed
+from fedloom.experiment.plan.demand import evaluated
 from fedloom.experiment.plan.networks import COMMON, EXTRACTORS, architectures_of
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.pool.pool import digest
@@ -119,7 +120,7 @@ def cost(run: RunConfig) -> Cost:
     networks = _networks(run, method, shape)
     mini = miniature(run)
     setup, first, second, last = measured(mini)
-    evaluations = 1 + min(run.evaluate.points or 100, rounds) if rounds else 1
+    evaluations = 1 + len(evaluated(run, rounds)) if rounds else 1
     participants = cfg.participants(run.data.training) / cfg.participants(mini.data.training)
     work = (setup + last.minus(second) * (evaluations - 1) + first.minus(second)) * (
         run.data.clients / mini.data.clients

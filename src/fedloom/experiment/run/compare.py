@@ -317,6 +317,7 @@ def _method(
         ),
         seconds=_mean([s.seconds["total"] for s in group]),
         failures=sum(s.failures for s in group),
+        **({"private_rows": True} if first.private_rows else {}),
     )
 
 

@@ -35,7 +35,8 @@ class HorizontalEvaluation:
         global test set.
         """
         on_test, own = MAIN[plan.data.task.kind]
-        return replace(own, mode=plan.cfg.eval_modes[0]) if plan.cfg.eval_modes else on_test
+        mode = plan.method.main_mode(plan.cfg)
+        return replace(own, mode=mode) if mode else on_test
 
     def party_metrics(self, plan: RunPlan) -> set[Metric]:
         """The main metric, over unseen and over training clients."""

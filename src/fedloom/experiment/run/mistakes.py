@@ -52,6 +52,10 @@ def check_replies(plan: RunPlan, fed: Federation, start: int) -> None:
             (e.round, e.kind) == (fed.round, kind) and e.sender != coordinator for e in fed.ledger
         ):
             first = failures[0]
+            if fed.engine.remote and (said := sorted({f.trace for f in failures if f.trace})):
+                raise MethodError(
+                    f"round {fed.round + 1}: {kind!r} is refused by all nodes:\n" + "\n".join(said)
+                )
             detail = (
                 ""
                 if fed.engine.remote or not first.trace

@@ -8,7 +8,7 @@ partition.json    the rows of each class and the network of each party
 metrics.csv       one row per round, stage, party and metric
 mixing.csv        mixing weights of each party at evaluated rounds, where the method notes them
 ledger.csv        one row per round, direction and kind of message
-failures.csv      one row per call without a usable reply
+failures.csv      one row per call without a usable reply; `why` is what a node said
 tracebacks.log       tracebacks of parties, which no other file contains
 checkpoints/      the last two
 live.json         progress: see `view`
@@ -38,7 +38,7 @@ from fedloom.core.federation import CallFailure, Federation
 from fedloom.core.paths import write_atomically
 
 METRICS = ("round", "iteration", "stage", "party", "metric", "value")
-FAILURES = ("round", "party", "kind", "reason")
+FAILURES = ("round", "party", "kind", "reason", "why")
 MIXING = ("round", "party", "weights")
 
 
@@ -100,7 +100,12 @@ class Record:
         if self.mixing:
             write_csv(folder / "mixing.csv", MIXING, self.mixing)
         write_csv(folder / "ledger.csv", ledgers.COLUMNS, fed.ledger.state()["entries"])
-        rows = [[t.round, t.party, t.kind, t.reason] for t in fed.failures]
+        # a node's sentence, but no traceback
+        whys = [t.trace if "\n" not in t.trace.strip() else "" for t in fed.failures]
+        rows = [
+            [t.round, t.party, t.kind, t.reason, why.strip()]
+            for t, why in zip(fed.failures, whys, strict=True)
+        ]
         write_csv(folder / "failures.csv", FAILURES, rows)
         traces = [
             f"round {t.round}, {t.party}, {t.kind}: {t.reason}\n{t.trace}\n"

@@ -537,6 +537,7 @@ class MethodSummary(FileSchema):
     bytes: Traffic
     seconds: float
     failures: int
+    private_rows: bool = False
 
     @field_validator("eval_modes", mode="after")
     @classmethod

@@ -28,6 +28,7 @@ from fedloom.engines import Engine, Lost
 from fedloom.engines.memory import Spool
 from fedloom.experiment.config import run as config
 from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.demand import evaluated, evenly
 from fedloom.experiment.plan.node_party import config_sha256
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run import checkpoint
@@ -184,14 +185,14 @@ class Session:
         `keep_models`.
         """
         plan = self.plan
-        points = _evenly(plan.run.evaluate.points or 100, plan.rounds)
-        milestones = _evenly(MILESTONES, plan.rounds)
+        points = evaluated(plan.run, plan.rounds)
+        milestones = evenly(MILESTONES, plan.rounds)
         step = plan.cfg.iterations_per_round
         if self.done == 0:
-            self._with_recovery(lambda: self._evaluate(0, 0, "start"))
+            self._recorded(lambda: self._evaluate(0, 0, "start"))
         for t in range(self.done, plan.rounds):
             try:
-                self._with_recovery(partial(self._round, t, step, evaluate=t + 1 in points))
+                self._recorded(partial(self._round, t, step, evaluate=t + 1 in points))
             except (MethodError, ArithmeticError, RuntimeError, ValueError) as error:
                 if isinstance(error, TrainingDiverged) or self.engine.remote or self._finite():
                     raise
@@ -230,8 +231,18 @@ class Session:
         if self.folder is not None:
             self.record.write(self.folder, self.fed)
             write_json(self.folder / "result.json", summary)
+        self.engine.finish({} if plan.server is None else plan.server.broadcast())
         trained = TrainedModels(plan, self._final_states()) if keep_models else None
         return RunResult(summary, self.record.metrics, self.folder, trained)
+
+    def _recorded(self, work: Callable[[], None]) -> None:
+        """Run one round. If it ends the run, `failures.csv` says which call failed."""
+        try:
+            self._with_recovery(work)
+        except Exception:
+            if self.folder is not None:
+                self.record.write(self.folder, self.fed)
+            raise
 
     def _finite(self) -> bool:
         """Whether all parties' states are finite."""
@@ -323,10 +334,8 @@ class Session:
             if evaluate:
                 self._evaluate(t + 1, (t + 1) * step, stage)
             clock = perf_counter()
-        if evaluate and not stage:  # the round ended early, as when trees lack an owner
-            self._evaluate(t + 1, (t + 1) * step, stage)
         check_replies(plan, self.fed, failures)
-        # a round in which nothing happens, such as one after the last step
+        # a round that ended early, as when trees lack an owner, or one after the last step
         if not stage and evaluate:
             stage = "round"
             self._evaluate(t + 1, (t + 1) * step, stage)
@@ -451,12 +460,6 @@ class Session:
         self._last_save = perf_counter()
         self._save_seconds = self._last_save - clock
         self.record.spend("save", self._save_seconds)
-
-
-def _evenly(points: int, rounds: int) -> set[int]:
-    """At most `points` evenly spaced round numbers, the last one included."""
-    points = min(points, rounds)
-    return {round(rounds * k / points) for k in range(1, points + 1)}
 
 
 def fingerprint(plan: RunPlan) -> str:

@@ -57,7 +57,7 @@ class TrainedModels:
         if plan.contexts[i].network is None:
             return Predictor(party)
         if plan.method.setting == "horizontal":
-            mode = next(iter(plan.cfg.eval_modes), "") if eval_mode is None else eval_mode
+            mode = plan.method.main_mode(plan.cfg) if eval_mode is None else eval_mode
             self._prepare(party, mode)
         return plain_network(party)
 

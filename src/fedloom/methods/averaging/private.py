@@ -111,6 +111,20 @@ def subset_steps(cfg: PrivateTraining, rows: int) -> tuple[int, int]:
     return size, -(-rows // size)
 
 
+def round_charge(party: Party[PrivateTraining]) -> tuple[float, int, float]:
+    """What a round charges to the budget of the party's rows."""
+    cfg, rows = party.cfg, len(party.data)
+    size, each = subset_steps(cfg, rows)
+    return cfg.dp.sigma, len(steps.local_epochs(party, 0)) * each, size / rows
+
+
+def charges(
+    cfg: PrivateTraining, party: Party[PrivateTraining], rounds: Sequence[int]
+) -> list[tuple[float, ...]]:
+    """See `MethodConfig.charges`."""
+    return [] if cfg.dp.unit == "none" else [round_charge(party) for _ in rounds]
+
+
 def check(party: Party[PrivateTraining]) -> None:
     """Raise ModelError if a row's gradient depends on other rows, or steps are so long that weights
     may overflow.
@@ -150,7 +164,7 @@ def dp_sgd(party: Party[PrivateTraining], *, t: int) -> None:
     cfg, rows = party.cfg, len(party.data)
     size, each = subset_steps(cfg, rows)
     epochs = steps.local_epochs(party, t)
-    charge(party, cfg.dp.sigma, len(epochs) * each, size / rows)
+    charge(party, *round_charge(party))
     party.note(ROWS, float(rows))
     rng = draws(party, "dp-sgd", t)
     steps.reset_optimizer(party)

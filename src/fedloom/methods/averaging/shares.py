@@ -64,6 +64,14 @@ class PrivateSums:
         """The privacy guarantee of the weights, if `dp` is set."""
         return guarantees(self) if self.dp.noise == "shares" else private.guarantees(self)
 
+    def charges(
+        self: PrivateTraining, party: Party[PrivateTraining], rounds: Sequence[int]
+    ) -> list[tuple[float, ...]]:
+        """See `MethodConfig.charges`."""
+        if self.dp.noise != "shares":
+            return private.charges(self, party, rounds)
+        return [round_charge(party) for _ in rounds]
+
     def least_in_sum(self: PrivateTraining, context: ClientContext) -> int:
         """As many as the shares of noise are made for."""
         return (
@@ -98,6 +106,12 @@ def release(cfg: PrivateTraining, d: int, count: int = 1) -> Releases:
     return Releases(cfg.dp.sigma, count, 1.0, excess(cfg.dp.sigma, norm(d), d))
 
 
+def round_charge(party: Party[PrivateTraining]) -> tuple[float, int, float, float]:
+    """What a round charges to the budget of the party's rows."""
+    one = release(party.cfg, sum(w.numel() for w in party.params.values()))
+    return one.sigma, one.count, one.rate, one.excess
+
+
 def norm(d: int) -> float:
     """Δ: how far one row moves a sum of d integers, at most."""
     return STEPS + math.sqrt(d)
@@ -111,8 +125,7 @@ def noisy_gradient(
     """
     cfg, like = party.cfg, [party.params[k] for k in names]
     d = sum(w.numel() for w in like)
-    one = release(cfg, d)
-    charge(party, one.sigma, 1, one.rate, one.excess)
+    charge(party, *round_charge(party))
     party.note(NUMBERS, float(d))
     rng = draws(party, "shares", t)
     nothing = torch.zeros(d, dtype=torch.int64)

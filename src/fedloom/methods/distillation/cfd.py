@@ -103,6 +103,10 @@ class CFDConfig(trust.TrustSettings, LogitsConfig):
             return "no single label is there to be decoded: leave params.bits out"
         return super().refuses(aggregator)
 
+    def stages_in_round(self, t: int) -> int:
+        """The local stage and the transfer stage."""
+        return 2
+
     def answer_template(self, classes: int) -> Template:
         """Template of a client's answer on a batch; with secure sums probabilities."""
         if self.bits is None:

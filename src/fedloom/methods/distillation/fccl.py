@@ -118,6 +118,10 @@ class FCCLConfig(LogitsConfig):
         """Whether there is a transfer stage."""
         return self.correlation > 0
 
+    def stages_in_round(self, t: int) -> int:
+        """The local stage, and the transfer stage if there is one."""
+        return 2 if self.exchanges else 1
+
     def answer_template(self, classes: int) -> Template:
         """Template of a client's answer on a batch."""
         return self.template(classes)

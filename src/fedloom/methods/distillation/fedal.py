@@ -115,6 +115,10 @@ class FedALConfig(trust.TrustSettings, steps.LogitsConfig):
             else "no client can remove its own answer: leave include_self out"
         )
 
+    def stages_in_round(self, t: int) -> int:
+        """The local stage, and the transfer stage if there is one."""
+        return 2 if self.exchanges else 1
+
     @property
     def includes_self(self) -> bool:
         """`include_self` or its default."""

@@ -87,6 +87,10 @@ class FedDFConfig(trust.TrustSettings, TrainingConfig):
     server_lr: float = Field(1e-3, gt=0)
     """Learning rate of the server's Adam."""
 
+    def stages_in_round(self, t: int) -> int:
+        """The average, and the distillation if the server takes steps."""
+        return 2 if self.server_steps else 1
+
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`: the server asks each client's model."""
         if aggregator.hidden:

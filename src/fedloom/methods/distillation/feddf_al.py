@@ -141,6 +141,7 @@ METHODS = (
         fedal.FEDAL,
         name="feddf-al",
         title="FedAL, with weights averaged among clients of one architecture",
+        extra_stages=1,  # the average
         round=round,
         client=FedDFALClient,
         server=FedDFALServer,

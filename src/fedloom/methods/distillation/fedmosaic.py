@@ -67,6 +67,10 @@ class FedMosaicConfig(TrainingConfig):
     which tells the server the client's class mix. The default is our choice.
     """
 
+    def stages_in_round(self, t: int) -> int:
+        """The local stage, and the vote."""
+        return 2
+
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`: votes are read one by one."""
         return "each client's classes and expertise are read" if aggregator.hidden else ""

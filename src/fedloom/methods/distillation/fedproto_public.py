@@ -57,6 +57,10 @@ class FedProtoPublicConfig(TrainingConfig):
     features themselves.
     """
 
+    def stages_in_round(self, t: int) -> int:
+        """The local stage, and the transfer stage if it has a weight."""
+        return 2 if self.lam else 1
+
     def calls_in_round(self, context: ClientContext) -> dict[str, int]:
         """Once for each public batch."""
         return {"embed": self.tau, "align": self.tau}

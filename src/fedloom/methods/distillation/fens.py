@@ -176,6 +176,7 @@ class FensClient(Party[FensConfig]):
 
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "members", "aggregator", "answers")
+    EXPORT = ("params", "buffers", "members", "aggregator")
     CALLS = ("train_alone", "send", "take", "learn_aggregator", "take_aggregator")
     MEANS = ("learn_aggregator",)
     members: dict[str, Any]

@@ -66,6 +66,10 @@ class FensStudentConfig(steps.TrainingConfig):
     kd: float = Field(1.0, ge=0)
     """Weight of f's answer beside the own labels."""
 
+    def stages_in_round(self, t: int) -> int:
+        """The exchange is a stage of its own."""
+        return 2 if t == self.local_rounds else 1
+
     @property
     def min_rounds(self) -> int:
         """One more than the rounds alone."""

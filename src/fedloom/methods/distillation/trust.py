@@ -144,9 +144,9 @@ class TrustSettings(BaseModel):
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
         """The privacy guarantee of the mean embeddings, one of each client."""
-        if self.trust != "kernel" or not self.trust_epsilon:
+        sigma = introduction_sigma(self)
+        if not sigma:
             return ()
-        sigma = noise_for(self.trust_epsilon, self.trust_delta)
 
         def spent(introductions: Sequence[float]) -> float:
             return epsilon([Releases(sigma, len(introductions))], self.trust_delta)
@@ -158,10 +158,22 @@ class TrustSettings(BaseModel):
             ),
         )
 
+    def charges(self, party: Any, rounds: Sequence[int]) -> list[tuple[float, ...]]:
+        """See `MethodConfig.charges`: once, in the first round of a client."""
+        sigma = introduction_sigma(self)
+        return [(2 * sigma, 1, 1.0)] if rounds and sigma else []
+
     @property
     def server_reads_public(self) -> bool:
         """Whether the server needs the public rows with these settings."""
         return self.trust_introduces
+
+
+def introduction_sigma(cfg: TrustSettings) -> float:
+    """The noise multiplier of a mean embedding; 0 for no noise, or no embedding."""
+    if cfg.trust != "kernel" or not cfg.trust_epsilon:
+        return 0.0
+    return noise_for(cfg.trust_epsilon, cfg.trust_delta)
 
 
 TrustT_co = TypeVar("TrustT_co", bound=TrustSettings, covariant=True)
@@ -211,7 +223,7 @@ def introduce(party: Party[object]) -> dict[str, Tree]:
     own = space.place(party.data.every)
     if cfg.trust == "kernel":
         mean = kernel.mean_embedding(own, space.omega)
-        sigma = noise_for(cfg.trust_epsilon or torch.inf, cfg.trust_delta)
+        sigma = introduction_sigma(cfg)
         party.note(NO_NOISE, float(not sigma))
         if sigma:
             charge(party, 2 * sigma)  # a row that counts as nothing moves the mean by 1 / n

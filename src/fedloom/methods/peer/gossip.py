@@ -41,6 +41,10 @@ class GossipConfig(steps.LocalSGDConfig):
         """That of the weights, if `dp` is set: a mean of weights reads no rows."""
         return private.guarantees(self)
 
+    def charges(self, party: Any, rounds: Sequence[int]) -> list[tuple[float, ...]]:
+        """See `MethodConfig.charges`."""
+        return private.charges(self, party, rounds)
+
 
 @final
 class GossipPeer(Party[GossipConfig]):

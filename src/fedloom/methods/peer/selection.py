@@ -172,6 +172,16 @@ class SelectionConfig(MethodConfig):
         what = "feature proxy φ and choice of neighbours"
         return (Guarantee(what, REPLACED, self.dp.delta, SENT, note, planned=each),)
 
+    def charges(self, party: Any, rounds: Sequence[int]) -> list[tuple[float, ...]]:
+        """See `MethodConfig.charges`: φ for each neighbour that asks, and anchored the own."""
+        if self.dp.target != "phi":
+            return []
+        twice = self.threshold != "anchored" and self.explore_by == "probe"
+        asks = sum(1 + (twice and self.explores(t)) for t in rounds)
+        own = bool(rounds) and self.threshold == "anchored"
+        count = asks * len(party.context.neighbours) + own
+        return [(self.dp.sigma, count, 1.0)] if count else []
+
     def calls_in_round(self, context: ClientContext) -> Mapping[str, int]:
         """Twice in a round that explores by probing."""
         return {"choose": 2, "estimate": 2}

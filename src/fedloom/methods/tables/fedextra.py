@@ -144,6 +144,10 @@ class FedExtraConfig(steps.TreesConfig):
         planned = lambda party, rounds: [self.dp.sigma] * rounds
         return (Guarantee("sums of leaves", ABSENT, self.dp.delta, NOISE, spent, planned=planned),)
 
+    def charges(self, party: Party[Self], rounds: Sequence[int]) -> list[tuple[float, ...]]:
+        """See `MethodConfig.charges`: once a round."""
+        return [] if self.dp is None else [(own_sigma(party), 1, 1.0) for _ in rounds]
+
 
 @final
 class FedExtraClient(Party[FedExtraConfig]):
@@ -211,7 +215,7 @@ class FedExtraClient(Party[FedExtraConfig]):
 
         if dp is None:
             return {"sums": summed()}
-        delta, sigma = sensitivity(T, number), dp.sigma * share(self.context)
+        delta, sigma = sensitivity(T, number), own_sigma(self)
         charge(self, sigma)
         nothing = torch.zeros(2, m, dtype=torch.int64)
         noise = draws(self, NOISE, t).blur(nothing.double(), sigma * delta, delta).round().long()
@@ -303,6 +307,12 @@ def share(context: ClientContext) -> float:
     least number of owners whose replies make a sum.
     """
     return 1 / math.sqrt(threshold(context.parties) - 1) if context.aggregator.secure else 1.0
+
+
+def own_sigma(party: Party[FedExtraConfig]) -> float:
+    """The noise multiplier of an owner's own noise."""
+    assert party.cfg.dp is not None
+    return party.cfg.dp.sigma * share(party.context)
 
 
 def by_node(leaf: np.ndarray, values: np.ndarray, nodes: int) -> np.ndarray:

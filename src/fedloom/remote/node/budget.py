@@ -96,13 +96,16 @@ class Budget:
         """
         return self._read().cohorts.get(cohort, Spent())
 
-    def spend(self, cohort: str, file: Path, change: Callable[[Spent], None]) -> None:
+    def spend(
+        self, cohort: str, file: Path, change: Callable[[Spent], None], *, trial: bool = False
+    ) -> None:
         """Change a cohort's record, on disk before anything is let out.
 
         Args:
             cohort: its name.
             file: its rows.
             change: changes the record, or raises if the limit does not allow that.
+            trial: whether to find out alone if it would raise; the record stays as it is.
 
         Raises:
             PrivacyBudgetSpent: as `spent`, or the file belongs to another cohort, too.
@@ -118,6 +121,8 @@ class Budget:
                     "the same people"
                 )
         change(spent)
+        if trial:
+            return
         spent.files = [*dict.fromkeys([*spent.files, *known])]
         self._write(record)
 

@@ -5,9 +5,9 @@ with the reason.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,6 +22,7 @@ from fedloom.data.roles import allowed
 from fedloom.data.schema import check_own
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import PLANNERS
+from fedloom.experiment.plan.demand import members_of_rounds
 from fedloom.experiment.plan.settings.rows import unbounded
 from fedloom.methods import registry
 from fedloom.remote.config_file import FileSection, RelativeName, RelativePath, read_config
@@ -30,6 +31,8 @@ from fedloom.remote.node.method_policy import MethodPolicy
 from fedloom.remote.node.outgoing import Outgoing
 from fedloom.remote.rpc_errors import refused
 
+LEAST_SUM: Final = 3
+"""The fewest nodes of a secure sum that an owner may allow."""
 _log = logging.getLogger("fedloom.node")
 
 
@@ -277,7 +280,7 @@ class NodeConfig(FileSection):
     """With rows or columns of its own: smallest number of rows that a run may train on, and test
     on. The coordinator chooses the split, and the loss of a single row would reveal it.
     """
-    min_sum: int = Field(5, ge=3)
+    min_sum: int = Field(5, ge=LEAST_SUM)
     """Smallest number of nodes of a secure sum: the fewer there are, the more a sum tells about
     each. A coordinator that does not follow the protocol can learn single messages all the same.
     """
@@ -533,6 +536,40 @@ def _violations(
         kind = "a public set" if own else "this node's own rows"
         section, hint = PLANNERS[method.setting].own_data
         yield f"{run.data.name!r} is {kind} here: {f'leave {section} out' if own else hint}"
+
+
+def check_sums(
+    config: NodeConfig, run: RunConfig, method: Method, cfg: Any, rounds: int, others: Sequence[str]
+) -> None:
+    """Check that a run's secure sums can be of enough nodes, all of them this node's peers.
+
+    Args:
+        config: the node's.
+        run, method, cfg, rounds: of the run.
+        others: names of the run's other nodes.
+
+    Raises:
+        CallRefused: they cannot.
+    """
+    if not run.aggregate.secure or not method.client.MEANS:
+        return
+    if strangers := sorted({*others} - {*config.peers}):
+        raise refused(
+            f"this node adds with its peers alone, and {', '.join(map(ascii, strangers))} is not "
+            f"in peers ({', '.join(config.peers) or 'none'}): ask its owner to add them",
+            "to allow it, add them to peers of node.toml, and start this node again",
+        )
+    count = min([1 + len(others), *members_of_rounds(run, cfg, rounds)])
+    if count < config.min_sum:
+        enough = f"set min_sum = {count}" if count >= LEAST_SUM else f"wait for {LEAST_SUM} nodes"
+        raise refused(
+            f"this node adds with at least {config.min_sum} nodes (min_sum), and this run has "
+            f"sums of {count}: run it with more nodes in each round, or ask its owner to "
+            f"{enough}",
+            f"to allow it, {enough} in node.toml, and start this node again"
+            if count >= LEAST_SUM
+            else "",
+        )
 
 
 def _listed(words: Iterable[str]) -> str:

@@ -1,6 +1,8 @@
 """Limits of the owner of a node's rows on what all runs together may ask about a cohort."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,63 @@ from fedloom.core import message
 from fedloom.core.method import MethodConfig
 from fedloom.core.party import Party
 from fedloom.data.schema import read_columns
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.demand import evaluations, taking_part
+from fedloom.protect.accountant import Releases
 from fedloom.remote.node import privacy_ledger
 from fedloom.remote.node.budget import Budget, Spent
 from fedloom.remote.node.config import NodeData
+from fedloom.remote.node.looks import OWN, split_of, take_looks
 from fedloom.remote.rpc_errors import refused
 
 SETTINGS = ("trust", "trust_neighbours", "trust_bits", "trust_space")
 """What an introduction depends on, besides the rows and the public rows."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a run will ask about a cohort from some round on, at most.
+
+    Attributes:
+        looks: scores.
+        answers: rows of the coordinator to be answered.
+        releases: with differential privacy.
+    """
+
+    looks: int = 0
+    answers: int = 0
+    releases: tuple[Releases, ...] = ()
+
+
+def demand(
+    run: RunConfig,
+    party: Party[MethodConfig],
+    rounds: int,
+    *,
+    scored: bool,
+    answers: int = 0,
+    done: int = 0,
+) -> Demand:
+    """What a run asks of a party after so many rounds are done.
+
+    Args:
+        run: its config.
+        party: its party here.
+        rounds: of the run.
+        scored: whether its models are scored here.
+        answers: rows of the coordinator that the run asks about, all rounds together.
+        done: rounds that are done.
+    """
+    cfg, context = party.cfg, party.context
+    looks = evaluations(run, cfg, rounds, done) * (1 + len(cfg.eval_modes)) if scored else 0
+    turns = taking_part(run, cfg, context.id, rounds, done)
+    charged = cfg.charges(party, turns) if context.secret is not None else ()
+    whole: dict[Releases, int] = {}
+    for sigma, count, rate, *excess in charged:
+        one = Releases(sigma, 1, rate, *excess)
+        whole[one] = whole.get(one, 0) + int(count)
+    releases = tuple(replace(one, count=count) for one, count in whole.items())
+    return Demand(looks, answers, releases)
 
 
 UNKNOWN = "unknown"
@@ -68,6 +120,10 @@ class OwnerLimits:
         self._budget, self._cohort, self._data, self._party = budget, cohort, data, party
         self._file: Path = data.rows
 
+    def same(self, other: "OwnerLimits") -> bool:
+        """Whether both are about the same people."""
+        return self._cohort == other._cohort
+
     def check(self, method: str, given: Mapping[str, Any]) -> None:
         """Count what a call lets out, before it is answered.
 
@@ -108,17 +164,55 @@ class OwnerLimits:
         self._budget.spend(self._cohort, self._file, change)
 
     def _answer(self, rows: int) -> None:
-        public = self._party.context.public
-        limit = self._data.max_answers
+        self._budget.spend(self._cohort, self._file, partial(self._take_answers, rows=rows))
+
+    def _take_answers(self, spent: Spent, *, rows: int) -> None:
+        public, limit = self._party.context.public, self._data.max_answers
         if limit is None:
             limit = 2 * len(public.rows) if public is not None else 0
+        left = max(0, limit - spent.answers)
+        spent.answers += rows
+        if spent.answers > limit:
+            raise refused(
+                f"this node answers at most {limit} rows of coordinators in all runs, of which "
+                f"{left} are left, and this run asks for {rows} (max_answers): ask about fewer "
+                f"rows, or ask the node's owner to set max_answers = {spent.answers}"
+            )
+
+    def afford(self, demand: Demand, others: Sequence[Demand] = ()) -> None:
+        """Count all that a run will ask, before it begins, by what counts it later; the record
+        stays as it is.
+
+        Args:
+            demand: of the run.
+            others: what runs under way here will still ask about these people.
+
+        Raises:
+            CallRefused: it would be more than the owner allows.
+            PrivacyBudgetSpent: the same, or the record allows nothing.
+        """
+        if not any((demand.looks, demand.answers, demand.releases)):
+            return
+        data = self._data
 
         def change(spent: Spent) -> None:
-            spent.answers += rows
-            if spent.answers > limit:
-                raise refused(
-                    f"this node answers at most {limit} rows of coordinators in all runs "
-                    "(max_answers)"
+            for other in others:
+                spent.looks += other.looks
+                for release in other.releases:
+                    privacy_ledger.add(spent, release)
+            if demand.looks:
+                take_looks(
+                    spent, count=demand.looks, limit=data.looks, split=split_of(self._party, OWN)
+                )
+            if demand.answers:
+                self._take_answers(spent, rows=demand.answers)
+            if demand.releases:
+                privacy_ledger.take(
+                    spent,
+                    releases=demand.releases,
+                    limit=data.epsilon,
+                    delta=data.delta,
+                    what="whole run",
                 )
 
-        self._budget.spend(self._cohort, self._file, change)
+        self._budget.spend(self._cohort, self._file, change, trial=True)

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,8 @@ from fedloom.core.party import Party
 from fedloom.remote.node.budget import Budget, Spent
 from fedloom.remote.rpc_errors import refused
 
+OWN: Final = "own"
+"""The name of a party's own test rows."""
 SCALE: Final = 2.0
 """Scale of the noise, in rows: of two files that differ in one test row, no count is e^(1 / SCALE)
 times likelier.
@@ -50,15 +53,24 @@ def look(budget: Budget, cohort: str, file: Path, limit: int, split: str = "") -
         PrivacyBudgetSpent, OSError: the record allows nothing, or cannot be written.
     """
 
-    def change(spent: Spent) -> None:
-        spent.looks += 1 + bool(spent.splits and split and split not in spent.splits)
-        spent.splits = [*dict.fromkeys([*spent.splits, *([split] if split else [])])]
-        if spent.looks > limit:
-            raise refused(
-                f"the {limit} looks at these rows are used up: the node's owner must raise looks"
-            )
+    budget.spend(cohort, file, partial(take_looks, count=1, limit=limit, split=split))
 
-    budget.spend(cohort, file, change)
+
+def take_looks(spent: Spent, *, count: int, limit: int, split: str) -> None:
+    """Count so many looks: see `look`."""
+    before = spent.looks
+    spent.looks += count + bool(count and spent.splits and split and split not in spent.splits)
+    spent.splits = [*dict.fromkeys([*spent.splits, *([split] if split else [])])]
+    if spent.looks > limit and count <= 1:
+        raise refused(
+            f"the {limit} looks at these rows are used up: the node's owner must raise looks"
+        )
+    if spent.looks > limit:
+        raise refused(
+            f"this run takes {spent.looks - before} looks, and {max(0, limit - before)} of the "
+            f"{limit} looks at these rows are left (looks): set evaluate.points to fewer, or ask "
+            f"the node's owner to set looks = {spent.looks}"
+        )
 
 
 def split_seed(secret: int, file: Path) -> int:

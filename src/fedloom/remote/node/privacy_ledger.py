@@ -11,7 +11,8 @@ in the record.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from fedloom.core.errors import PrivacyBudgetSpent
@@ -37,17 +38,22 @@ def charge(
         OSError: the record cannot be written; nothing may be released.
     """
 
-    def change(spent: Spent) -> None:
-        add(spent, release)
-        found = epsilon(spent.all_releases(), delta)
-        if not found <= limit:
-            raise PrivacyBudgetSpent(
-                f"the privacy budget of these rows is ε = {limit:g} at δ = {delta:g}, and this "
-                f"call would make it {found:.2f}: use more noise or fewer rounds, or ask the "
-                "node's owner to raise epsilon"
-            )
+    budget.spend(cohort, file, partial(take, releases=[release], limit=limit, delta=delta))
 
-    budget.spend(cohort, file, change)
+
+def take(
+    spent: Spent, *, releases: Sequence[Releases], limit: float, delta: float, what: str = "call"
+) -> None:
+    """Count releases of a call, or of a whole run: see `charge`."""
+    for release in releases:
+        add(spent, release)
+    found = epsilon(spent.all_releases(), delta)
+    if not found <= limit:
+        raise PrivacyBudgetSpent(
+            f"the privacy budget of these rows is ε = {limit:g} at δ = {delta:g}, and this {what} "
+            f"would make it {math.ceil(found * 1000) / 1000:g}: use more noise or fewer rounds, or "
+            "ask the node's owner to raise epsilon"
+        )
 
 
 def add(spent: Spent, release: Releases) -> None:

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, Final
 
 from fedloom.core.errors import CheckpointError
-from fedloom.core.evaluation import exact_scores
+from fedloom.core.evaluation import exact_scores, prepared_state
 from fedloom.core.message import Tree
 from fedloom.core.method import MethodConfig
 from fedloom.core.party import Party
@@ -17,14 +17,16 @@ from fedloom.experiment.plan.node_party import NodeParty
 from fedloom.remote import rpc_errors
 from fedloom.remote.node.budget import Budget
 from fedloom.remote.node.config import NodeData
+from fedloom.remote.node.limits import Demand, OwnerLimits
+from fedloom.remote.node.looks import OWN
 from fedloom.remote.node.masking import SumKeeper
 from fedloom.remote.node.schedule import CallRecord
 from fedloom.remote.node.store import Store, StoredState
 from fedloom.remote.rpc_errors import CallRefused, superseded
 
 _log = logging.getLogger("fedloom.node")
-OWN: Final = "own"
-"""The name of a party's own test rows."""
+ABOUT: Final = ("method", "network", "classes", "shape")
+"""The facts of a party that its model's file has."""
 _KEY: Final = 256
 """Bytes that every reply left for peers counts in addition to its own."""
 
@@ -62,8 +64,10 @@ class NodeRun:
         sums: the run's secure sums.
         calls: the calls that were answered in each round.
         rounds: the run's number of rounds.
-        limits: counts what a call lets out, and refuses it if there would be more than the node's
-            owner allows.
+        mode: the evaluation mode of its main metric.
+        limits: what a call lets out is counted there, and refused if there would be more than the
+            node's owner allows; None for a public data set.
+        asks: what the run asks from a number of done rounds on.
         outgoing: applies the site's limits to a reply.
         covered: the notes that may be sent of a party whose messages have a guarantee; empty for
             any other party.
@@ -86,7 +90,9 @@ class NodeRun:
     sums: SumKeeper | None = None
     covered: frozenset[str] = frozenset()
     rounds: int = 0
-    limits: Callable[[str, Mapping[str, Any]], None] = lambda method, given: None
+    mode: str = ""
+    limits: OwnerLimits | None = None
+    asks: Callable[[int], Demand] = field(init=False)
     outgoing: Callable[[Tree], Tree] = lambda reply: reply
     calls: CallRecord = field(init=False)
     over: bool = False
@@ -119,22 +125,55 @@ class NodeRun:
         self.left_bytes += len(data) + _KEY
         return key
 
+    def left_by(self, call: int) -> dict[str, bytes]:
+        """The replies that a call has left for peers, by key."""
+        return {key: data for key, (by, data) in self.left.items() if by == call}
+
     def hold(self, first: int, end: int) -> None:
         """Drop replies left for peers, except the replies of calls `first` to `end - 1`."""
-        self.left = {key: left for key, left in self.left.items() if first <= left[0] < end}
+        kept = {key: left for key, left in self.left.items() if first <= left[0] < end}
+        if kept.keys() != self.left.keys():
+            self.store.drop_left({call for call, _ in kept.values()})
+        self.left = kept
         self.left_bytes = sum(len(data) + _KEY for _, data in self.left.values())
 
-    def write_scores(self, asked: Mapping[str, Any] | None = None) -> None:
-        """Write exact scores on this node's own test rows for its owner: of the model that the
-        coordinator `asked` to be scored, or of the node's own model. A page may fail to predict;
-        then a warning is logged.
+    def write_model(self, broadcast: Mapping[str, Tree]) -> str:
+        """Write the model that the run's main metric is of, and its exact scores, for the node's
+        owner.
+
+        Args:
+            broadcast: what the party got for the last evaluation.
+
+        Returns:
+            A clause that says where it is, or why there is none.
         """
-        how = (
-            {"on": OWN}
-            if asked is None
-            else {k: asked[k] for k in ("on", "eval_mode", "broadcast") if k in asked}
-        )
-        name = "the node's own" if asked is None else str(how.get("eval_mode") or "as evaluated")
+        if self.party.context.black_box is not None:
+            return "its model is a black box, of which there is no file"
+        names = [name for name in self.party.EXPORT if name in self.party.state_names]
+        if not names:
+            return f"there is no model to write: the page of {self.place.facts['method']} has none"
+        how: dict[str, Any] = {"eval_mode": self.mode, "broadcast": dict(broadcast)}
+        whose = "the shared model" if broadcast else "this node's model"
+        model = f"{whose}, {self.mode}" if self.mode else whose
+        try:
+            state = prepared_state(self.party, names, **how)
+        # of the page, or of what was sent
+        except Exception as error:
+            _log.warning("run %s: %s cannot be prepared: %s", self.run[:8], model, error)
+            return f"{model} could not be prepared, so there is no file"
+        facts = {name: self.place.facts[name] for name in ABOUT if name in self.place.facts}
+        path = self.store.write_model(state, {**facts, "model": model, "rounds": self.rounds})
+        if self.place.own:
+            self.write_scores({"on": OWN, **how}, model)
+        return f"{model}, as the run evaluates it, is in {path}"
+
+    def write_scores(self, asked: Mapping[str, Any], model: str = "") -> None:
+        """Write exact scores on this node's own test rows for its owner: of the model that the
+        coordinator `asked` to be scored, by this name. A page may fail to predict; then a warning
+        is logged.
+        """
+        how = {k: asked[k] for k in ("on", "eval_mode", "broadcast") if k in asked}
+        name = model or str(how.get("eval_mode") or "as evaluated")
         try:
             self.store.write_scores(self.last.round, name, exact_scores(self.party, **how))
         # of the page, or a full disk: the owner's copy must not end the call

@@ -19,7 +19,7 @@ import torch
 
 from fedloom import methods
 from fedloom.core import message
-from fedloom.core.errors import FedloomError, MessageError
+from fedloom.core.errors import FedloomError, MessageError, PrivacyBudgetSpent
 from fedloom.core.evaluation import EVALUATIONS
 from fedloom.core.message import Tree
 from fedloom.core.method import Method
@@ -40,7 +40,7 @@ from fedloom.remote.node.approval import Approvals
 from fedloom.remote.node.audit import AuditLog
 from fedloom.remote.node.budget import Budget
 from fedloom.remote.node.config import NodeConfig, NodeData
-from fedloom.remote.node.limits import OwnerLimits
+from fedloom.remote.node.limits import Demand, OwnerLimits, demand
 from fedloom.remote.node.looks import split_seed
 from fedloom.remote.node.masking import MASK, REQUEST, Participants, SumKeeper, SumRecord
 from fedloom.remote.node.matching import Matcher, recall
@@ -49,7 +49,7 @@ from fedloom.remote.node.peer_fetcher import PEER, PeerFetcher
 from fedloom.remote.node.run import NodeRun, Scored, light
 from fedloom.remote.node.store import UNPLACED, Store, StoredState, prune
 from fedloom.remote.node.task_runner import work
-from fedloom.remote.node.terms import own_epsilon, sha256, summary, terms
+from fedloom.remote.node.terms import own_budget, own_epsilon, sha256, summary, terms
 from fedloom.remote.node.time_limit import TimeLimit
 from fedloom.remote.rpc_errors import CallRefused, mismatch, refused, superseded
 from fedloom.remote.secret import secret
@@ -65,8 +65,10 @@ _OPEN: Final = {
     "members": object,
     "config": object,
     "resume": bool,
+    "answers": int,
 }
 _WHICH: Final = {"run": str, "start": int}
+_CLOSE: Final = {**_WHICH, "finished": bool}
 _DO: Final = {
     **_WHICH,
     "call": int,
@@ -107,6 +109,7 @@ class NodeService:
         self._planned: dict[str, tuple[str, ...]] = {}  # of the newest text that was shown
         self._limit: TimeLimit | None = None
         self._working: NodeRun | None = None
+        self._said = ""  # the last refusal in the log, which a loop of calls would repeat
         self._node_runs: dict[str, NodeRun] = {}
         self._opening = asyncio.Lock()
         self._folder = config.state
@@ -236,7 +239,7 @@ class NodeService:
         if own and run.aggregate.secure and (problem := self.budget.problem()):
             raise refused(problem)
 
-    async def _own_epsilon(self, caller: str, run: str, text: str) -> tuple[str, ...]:
+    async def _own_epsilon(self, caller: str, run: str, text: str, party: int) -> tuple[str, ...]:
         """What a run with noise spends at most, for its approval. The file is read once for each
         text.
         """
@@ -245,9 +248,9 @@ class NodeService:
         if data.rows is None or self.config.approve == "off" or not found.resolve()[1].promises:
             return ()
         at = data.rows.stat()
-        which = sha256(f"{text} {at.st_size} {at.st_mtime_ns}")
+        which = sha256(f"{text} {party} {at.st_size} {at.st_mtime_ns}")
         if which not in self._planned:
-            facts = {"caller": caller, "party": 0, "config": text}
+            facts = {"caller": caller, "party": party, "config": text}
             self._planned = {
                 which: await self._work(lambda: self._planned_epsilon(facts, run, rounds))
             }
@@ -261,7 +264,10 @@ class NodeService:
             place = self._build_party(facts, Store(self._folder / f"run-{run}"))
         except CallRefused as refusal:
             return (f"This run cannot begin here: {refusal.words}.",)
-        return tuple(own_epsilon(place.party, rounds))
+        config, *_ = self._read_config(facts["caller"], facts["config"])
+        asked = demand(config, place.party, rounds, scored=False).releases
+        taken = own_budget(asked, self.config.data[config.data.name])
+        return (*own_epsilon(place.party, rounds), *taken)
 
     def stop_runs(self) -> None:
         """End the runs that the site has stopped since: work under way is interrupted and undone.
@@ -295,7 +301,9 @@ class NodeService:
         payload.check_versions(request["protocol"], request["version"])
         run = _check_run_id(request["run"])
         text = payload.joined(request["config"])
-        self._approve(caller, run, text, await self._own_epsilon(caller, run, text))
+        self._check_sums(caller, text, request["members"])
+        own = await self._own_epsilon(caller, run, text, request["party"])
+        self._approve(caller, run, text, own)
         self._check_record(caller, text)
         async with self._opening:
             now = self._node_runs.get(run)
@@ -322,7 +330,12 @@ class NodeService:
             now = self._node_runs.get(run)  # it may have been dropped meanwhile
             if now is None or now.over or now.start != request["start"] or not resumed:
                 now = await self._start_party(
-                    run, facts, store, fresh=not resumed, resume=request["resume"]
+                    run,
+                    facts,
+                    store,
+                    fresh=not resumed,
+                    resume=request["resume"],
+                    answers=request["answers"],
                 )
             self.audit.write(
                 "opened", caller, run=run, party=request["party"], method=now.place.facts["method"]
@@ -340,19 +353,41 @@ class NodeService:
         return self.config.evaluate and (node_run.scored is None or node_run.scored.data.score)
 
     async def _start_party(
-        self, run: str, facts: Mapping[str, Any], store: Store, *, fresh: bool, resume: bool = False
+        self,
+        run: str,
+        facts: Mapping[str, Any],
+        store: Store,
+        *,
+        fresh: bool,
+        resume: bool = False,
+        answers: int = 0,
     ) -> NodeRun:
         """Build the party of a run: from disk, or `fresh`. With `resume`, states of earlier starts
-        are kept.
+        are kept, and what the run asks is counted once the round is known that it resumes from.
+
+        Raises:
+            CallRefused: the run asks more than the owner allows, such as so many `answers`; nothing
+                has changed.
         """
         members = facts["members"]
-        message.check_like(
-            members, dict.fromkeys(members, str) if isinstance(members, dict) else {}
-        )
 
         def start() -> NodeRun:
             place = self._build_party(facts, store)
             last = None if fresh else store.read()
+            config, method, rounds = self._read_config(facts["caller"], facts["config"])
+            scored = self._scored(facts, place)
+            limits = None
+            if scored is not None:
+                cohort = self.config.cohort(scored.data)
+                limits = OwnerLimits(self.budget, cohort, scored.data, place.party)
+
+            def asks(done: int) -> Demand:
+                whole = answers if done == 0 else 0
+                shown = place.own and self.config.evaluate and scored.data.score  # type: ignore[union-attr]
+                return demand(config, place.party, rounds, scored=shown, answers=whole, done=done)
+
+            if fresh and not resume and limits is not None:
+                self._afford(run, limits, asks(0))
             if fresh:
                 if run in self._node_runs:
                     self._node_runs[run].over = True
@@ -378,14 +413,13 @@ class NodeService:
             )
             if fresh:
                 node_run.calls.back(0)
-            config, method, node_run.rounds = self._read_config(facts["caller"], facts["config"])
+            if not fresh:
+                node_run.left = store.left()
+            node_run.rounds, node_run.mode = rounds, method.main_mode(place.party.cfg)
             node_run.outgoing = OutgoingFilter(self.config.outgoing, store.folder)
-            node_run.scored = self._scored(facts, place)
-            if node_run.scored is not None:
-                data = node_run.scored.data
-                node_run.limits = OwnerLimits(
-                    self.budget, self.config.cohort(data), data, place.party
-                ).check
+            node_run.scored, node_run.asks = scored, asks
+            if limits is not None:
+                node_run.limits = limits
             if place.own and self._secret is not None and place.party.cfg.promises:
                 node_run.covered = frozenset(
                     {SIMULATED, *(one.note for one in place.party.cfg.guarantees)}
@@ -410,6 +444,30 @@ class NodeService:
         self._node_runs[run] = node_run
         await asyncio.to_thread(self._prune)
         return node_run
+
+    def _afford(self, run: str, limits: OwnerLimits, demand: Demand) -> None:
+        """Check that a run, and what runs under way will still ask about the same people, fit into
+        the owner's limits together.
+        """
+        since = monotonic() - self.config.lease
+        others = [
+            other.asks(max(other.last.round, 0))
+            for other in [*self._node_runs.values()]
+            if other.run != run and not other.over and other.heard > since
+            if other.limits is not None and other.limits.same(limits)
+        ]
+        try:
+            limits.afford(demand, others)
+        except PrivacyBudgetSpent as spent:
+            raise refused(str(spent)) from None
+
+    def _check_sums(self, caller: str, text: str, members: Any) -> None:
+        """Check the members of a run, and that they are enough for its secure sums."""
+        message.check_like(
+            members, dict.fromkeys(members, str) if isinstance(members, dict) else {}
+        )
+        run, method, rounds = self._read_config(caller, text)
+        policy.check_sums(self.config, run, method, run.resolve()[1], rounds, [*members.values()])
 
     def _prune(self) -> None:
         """Delete runs that need not be kept any more, each with a line in the audit log."""
@@ -567,6 +625,9 @@ class NodeService:
                 if before is None:
                     words = f"this node no longer has its state of round {request['round']}"
                     raise CallRefused(rpc_errors.UNKNOWN, words)
+                if node_run.limits is not None:
+                    done = max(0, request["round"])
+                    self._afford(node_run.run, node_run.limits, node_run.asks(done))
                 try:
                     node_run.party.load(before.state)  # type: ignore[arg-type]
                     entry = StoredState(
@@ -595,7 +656,7 @@ class NodeService:
             return payload.pack({"sha256": sha256})
 
     async def _close(self, caller: str, body: bytes) -> bytes:
-        request, _ = payload.unpack(body, _WHICH)
+        request, rest = await aside(len(body), lambda: payload.unpack(body, _CLOSE))
         node_run = self._node_runs.get(_check_run_id(request["run"]))
         if (
             node_run is not None
@@ -605,13 +666,15 @@ class NodeService:
 
             def end() -> str:
                 try:
-                    if max(node_run.last.call, node_run.last.round) < 0:
+                    placed = node_run.last.call != UNPLACED
+                    ended = request["finished"] and placed and node_run.rounds > 0
+                    # a client may be called in no round, and be evaluated with the shared model
+                    if not ended and max(node_run.last.call, node_run.last.round) < 0:
                         node_run.store.forget()
                         return "it had no calls"
-                    node_run.store.write_model(node_run.party, node_run.place.facts)
-                    if node_run.place.own and node_run.party._network is not None:
-                        node_run.write_scores()
-                    return f"the node's own model is in {node_run.store.folder}"
+                    if not ended:
+                        return "its coordinator closed it before the end, so no model is written"
+                    return node_run.write_model(payload.decoded(rest, 0) if rest else {})
                 finally:
                     node_run.over = True
 
@@ -795,7 +858,12 @@ class NodeService:
         coordinator.
         """
         request, rest = payload.unpack(body, PEER)
-        name, node_run = request["peer"], self._node_runs.get(_check_run_id(request["run"]))
+        name, run = request["peer"], _check_run_id(request["run"])
+        node_run = self._node_runs.get(run)
+        facts = Store(self._folder / f"run-{run}").facts() if node_run is None else None
+        if facts is not None and facts["caller"] == caller and name in facts["members"].values():
+            # as every other call after a restart
+            node_run = await self._node_run(caller, {"run": run, "start": facts["start"]})
         known = (
             node_run is not None and node_run.caller == caller and name in node_run.members.values()
         )
@@ -815,6 +883,10 @@ class NodeService:
     def _log_refusal(self, caller: str, refusal: CallRefused) -> CallRefused:
         if refusal.code == rpc_errors.PENDING:  # the coordinator asks again and again
             return refusal
+        said = f"refused a call of {caller}: {refusal.words}"
+        if refusal.code in (rpc_errors.REFUSED, rpc_errors.MISMATCH) and said != self._said:
+            self._said = said
+            _log.warning("%s", f"{said}; {refusal.detail}" if refusal.detail else said)
         try:
             self.audit.refuse(caller, code=refusal.code, words=refusal.words[:MOST_WORDS])
         except OSError as error:  # the call is not answered, so this changes nothing

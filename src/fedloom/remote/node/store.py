@@ -1,10 +1,10 @@
 """A node's state on disk, written atomically before the reply is sent.
 
 Each run has a folder: `run.json` describes the run; `state` has the party's state, the number of
-the call that produced it and its reply; `mark-T` is the state before round T; `end` is the last
-state of an earlier start of the coordinator, for one that resumes from its last checkpoint. Every
-state file carries its checksum. A call that changed nothing writes
-nothing: repeated, it gives the same reply.
+the call that produced it and its reply; `left-N` has the replies that call N left for peers;
+`mark-T` is the state before round T; `end` is the last state of an earlier start of the
+coordinator, for one that resumes from its last checkpoint. Every state file carries its checksum. A
+call that changed nothing writes nothing: repeated, it gives the same reply.
 """
 
 import csv
@@ -21,13 +21,14 @@ from time import time
 from typing import Any, Final
 
 import safetensors.torch
+from torch import Tensor
 
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MessageError
 from fedloom.core.message import Limits, Tree
-from fedloom.core.method import MethodConfig
-from fedloom.core.party import Party
+from fedloom.core.party import NETWORK_STATE
 from fedloom.core.paths import lock, write_atomically
+from fedloom.remote import payload
 from fedloom.remote.payload import VERSIONS
 
 UNPLACED: Final = -2
@@ -120,23 +121,24 @@ class Store:
         except (MessageError, IndexError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is not a node's state: {error}") from None
 
-    def write_model(self, party: Party[MethodConfig], facts: Mapping[str, Any]) -> None:
-        """Write the party's network, if it has one, to `model.safetensors`, for the
-        node's owner.
+    def write_model(self, state: Mapping[str, Tree], about: Mapping[str, Any]) -> Path:
+        """Write a party's exported state to `model.safetensors`, for the node's owner.
+
+        Weights have the names of the network's, other tensors their path, such as `trees.root`;
+        what is no tensor is JSON in the metadata, by its path. `about` is in it, too.
         """
-        if party._network is None:
-            return
-        state = party.net.state()
-        tensors = {
-            name: x.detach().clone().contiguous()
-            for name, x in {**state["params"], **state["buffers"]}.items()
-        }
-        about = {
-            name: str(facts[name])
-            for name in ("method", "network", "classes", "shape")
-            if name in facts
-        }
-        write_atomically(self.folder / "model.safetensors", safetensors.torch.save(tensors, about))
+        tensors: dict[str, Tensor] = {}
+        other: dict[str, str] = {}
+        for name, tree in state.items():
+            for at, leaf in _leaves(tree, "" if name in NETWORK_STATE else name):
+                if isinstance(leaf, Tensor):
+                    tensors[at] = leaf.detach().cpu().clone().contiguous()
+                else:
+                    other[at] = json.dumps(leaf)
+        said = {name: str(value) for name, value in about.items()}
+        path = self.folder / "model.safetensors"
+        write_atomically(path, safetensors.torch.save(tensors, {**other, **said}))
+        return path
 
     def write_scores(self, round: int, model: str, scores: Mapping[str, float]) -> None:
         """Append exact scores of a model on the node's own rows to `scores.csv`, for the node's
@@ -148,6 +150,30 @@ class Store:
             csv.writer(file).writerows(
                 [*lines, [round + 1, model, *(f"{value:.6g}" for value in scores.values())]]
             )
+
+    def keep_left(self, call: int, left: Mapping[str, bytes]) -> None:
+        """Write the replies that a call has left for peers, by their keys."""
+        data = payload.pack({"keys": [*left]}, *left.values())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / f"left-{call}", data)
+
+    def left(self) -> dict[str, tuple[int, bytes]]:
+        """All replies that calls have left for peers, with the call, by key."""
+        found: dict[str, tuple[int, bytes]] = {}
+        for path in self.folder.glob("left-*"):
+            with suppress(MessageError):  # peers then miss a message, as of a node that is away
+                head, parts = payload.unpack(path.read_bytes(), limits=_LIMITS)
+                call = int(path.name.removeprefix("left-"))
+                found |= {
+                    key: (call, bytes(part)) for key, part in zip(head["keys"], parts, strict=True)
+                }
+        return found
+
+    def drop_left(self, but: Collection[int]) -> None:
+        """Delete the replies left for peers, but those of these calls."""
+        for path in self.folder.glob("left-*"):
+            if int(path.name.removeprefix("left-")) not in but:
+                path.unlink(missing_ok=True)
 
     def forget(self) -> None:
         """Delete the run's folder if it holds the initial state only."""
@@ -218,8 +244,19 @@ class Store:
                 last = self.read()
                 if last is not None and last.call != UNPLACED:
                     os.replace(state, end)
+        self.drop_left(())
         for path in [state] if marks else [state, end, *self.folder.glob("mark-*")]:
             path.unlink(missing_ok=True)
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The leaves of a tree with their paths."""
+    if isinstance(tree, Mapping | list | tuple) and len(tree):
+        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+        for key, value in items:
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    elif path:
+        yield path, tree
 
 
 @contextmanager

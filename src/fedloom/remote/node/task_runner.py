@@ -28,9 +28,9 @@ from fedloom.core.method import MethodConfig
 from fedloom.core.party import Note, Party, answers_nothing
 from fedloom.core.templates import unspell
 from fedloom.remote import payload, rpc_errors
-from fedloom.remote.node.looks import blurred, look, split_of
+from fedloom.remote.node.looks import OWN, blurred, look, split_of
 from fedloom.remote.node.peer_fetcher import reply_key
-from fedloom.remote.node.run import OWN, NodeRun, light
+from fedloom.remote.node.run import NodeRun, light
 from fedloom.remote.node.store import StoredState
 from fedloom.remote.node.time_limit import TimeExpired, TimeLimit
 from fedloom.remote.rpc_errors import CallRefused, refused
@@ -108,6 +108,8 @@ def work(
         entry = StoredState(
             node_run.start, request["call"], max(t, node_run.last.round), reply, party.state()
         )
+        if request["leave"]:
+            node_run.store.keep_left(request["call"], node_run.left_by(request["call"]))
         if t >= 0:
             if watch.changed():
                 node_run.store.write(entry)
@@ -228,7 +230,8 @@ def _task(
         assert scored.data.rows is not None
         split = split_of(node_run.party, OWN)
         look(scored.budget, scored.cohort, scored.data.rows, scored.data.looks, split)
-    node_run.limits(method, given)
+    if node_run.limits is not None:
+        node_run.limits.check(method, given)
     try:
         reply = run_task(node_run.party, order, given, watch.keep)
     except MethodError as error:

@@ -20,8 +20,10 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method, MethodConfig
 from fedloom.core.party import Party, answers_nothing
 from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.demand import evaluations
 from fedloom.experiment.plan.networks import sizes
-from fedloom.remote.node.config import NodeConfig
+from fedloom.protect.accountant import Releases, epsilon
+from fedloom.remote.node.config import NodeConfig, NodeData
 
 WEAKNESSES: Final = {
     "W1": "the coordinator sees each message of this node; a message may reveal rows",
@@ -50,6 +52,8 @@ _BY_CLASS: Final = (
     "stats",
     "exchange",
 )
+_MODELS_SENT: Final = {"one network", "architecture groups", "pretrained encoder"}
+"""The needs of a method that sends weights."""
 _PASSED_ON: Final = ("fens", "exchange", "fedpcl", "fedhssl")
 """Methods whose server sends each client's message to the others."""
 
@@ -88,8 +92,25 @@ def own_epsilon(party: Party[MethodConfig], rounds: int) -> list[str]:
     ]
 
 
-def _up(epsilon: float) -> str:
-    return f"{math.ceil(epsilon * 1000) / 1000:g}"
+def own_budget(releases: Sequence[Releases], data: NodeData) -> list[str]:
+    """What a run takes of the budget of this node's rows, and whether it can begin here at all."""
+    if not releases:
+        return []
+    found = epsilon([*releases], data.delta)
+    lines = [
+        f"Of this node's budget the run takes at most ε = {_up(found)} at δ = {data.delta:g}, of "
+        f"{data.epsilon:g} in all runs."
+    ]
+    if not found <= data.epsilon:
+        lines.append(
+            "This run cannot begin here: it needs more noise, fewer rounds, or a higher epsilon in "
+            "node.toml."
+        )
+    return lines
+
+
+def _up(found: float) -> str:
+    return f"{math.ceil(found * 1000) / 1000:g}"
 
 
 def summary(
@@ -106,10 +127,8 @@ def summary(
     """
     data = config.data[run.data.name]
     common = terms(run, method, cfg, rounds)
-    looks = f"yes, with noise, at most {data.looks} in all runs"
-    if not (data.score and config.evaluate):
-        looks = "no; without those of another site the run ends before its first round"
-    epsilon = (
+    looks = _looks(config, data, run, method, cfg, rounds)
+    most = (
         f"at most ε = {data.epsilon:g} at δ = {data.delta:g} in all runs"
         if cfg.promises
         else "no ε"
@@ -124,7 +143,7 @@ def summary(
     lines = [
         common,
         f"For {caller}, with the rows of {config.cohort(data)} ({data.rows}).",
-        f"What is sent: {config.outgoing}; {epsilon}.",
+        f"What is sent: {config.outgoing}; {most}.",
         *own,
         f"Scores of models: {looks}. Notes: {notes}.",
     ]
@@ -138,6 +157,19 @@ def summary(
     if method.client.TO_PEERS:
         lines.append(f"Peers are among {', '.join(sorted(config.peers)) or 'none'}.")
     return "\n".join([*lines, f"Terms: {sha256(common)[:16]} (the same at all nodes)"])
+
+
+def _looks(
+    config: NodeConfig, data: NodeData, run: RunConfig, method: Method, cfg: Any, rounds: int
+) -> str:
+    """What the coordinator learns of the scores of models on this node's test rows."""
+    if method.setting == "vertical":
+        return "by the coordinator, from what this node sends of its test rows, without noise"
+    if not (data.score and config.evaluate):
+        return "no; without those of another site the run ends before its first round"
+    count = evaluations(run, cfg, rounds) * (1 + len(cfg.eval_modes))
+    how = "with noise" if config.secret_noise else "exact (secret_noise = false)"
+    return f"yes, {how}, at most {data.looks} in all runs; this run takes {count}"
 
 
 def weaknesses(run: RunConfig, method: Method, cfg: Any) -> list[str]:
@@ -171,9 +203,11 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
             "Inputs: this node's columns. Rows are matched by their ids; the coordinator learns "
             "which it has, too."
         )
-    if networks := sizes(run, method):
+    if (networks := sizes(run, method)) and {*method.needs} & _MODELS_SENT:
         sized = [
-            f"{'?' if n is None else f'{n:,}'} numbers ({ascii(name)[1:-1]})"
+            f"as many numbers as {ascii(name)[1:-1]}, which is not fedloom's own"
+            if n is None
+            else f"{n:,} numbers ({ascii(name)[1:-1]})"
             for name, n in networks.items()
         ]
         yield f"A model that is sent has at most {', or '.join(sized)}."
