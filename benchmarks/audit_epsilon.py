@@ -44,7 +44,7 @@ from fedloom.experiment.plan.node_party import build_party, for_nodes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.plan.settings import horizontal
-from fedloom.methods.averaging import private, shares
+from fedloom.methods.averaging import fedsgd_dp, private
 from fedloom.methods.peer import selection
 from fedloom.methods.tables import fedextra, steps
 from fedloom.protect import kernel, noise
@@ -302,16 +302,19 @@ class Node:
 
 def config(sigma: float, rounds: int, form: Mapping[str, Any], who: str = "own") -> Any:
     """A run with DP-SGD of one step a round over all rows, whose noise is added by these."""
-    dp = {"unit": "rows", "sigma": sigma, "noise": who}
-    params: dict[str, Any] = {"batch_size": 1000, "epochs": 1, "momentum": 0, "dp": dp}
+    params: dict[str, Any] = {
+        "batch_size": 1000,
+        "epochs": 1,
+        "momentum": 0,
+        "dp": {"sigma": sigma},
+    }
     values: dict[str, Any] = {
-        "method": "fedavg",
+        "method": "fedsgd-dp" if who == "shares" else "fedavg-dp",
         "rounds": rounds,
         "models": {"pool": ["linear"]},
         "params": params,
     }
     if who == "shares":
-        params["clients_per_round"] = None
         values["aggregate"] = {"secure": True, "colluders": 1}
     return check(
         {"run": {**values, "data": {"name": "wards", "clients": 7, "row_schema": form}}}
@@ -605,16 +608,16 @@ def _crafted_sum(trials: int, steps: int, sigma: float) -> tuple[np.ndarray, np.
     party, scores = _trained(sigma, "shares"), []
     names, honest = list(party.params), threshold(7, 1) - 1
     nothing = torch.zeros(_count(party), dtype=torch.int64)
-    share = lambda: shares.noisy_gradient(party, names, honest, t=0)[names[0]].view(-1)[0]
+    share = lambda: fedsgd_dp.noisy_gradient(party, names, honest, t=0)[names[0]].view(-1)[0]
     for size in (0.0, 100.0):
         _craft(party, size)
 
         def total() -> float:
             own = share()
-            with changed((shares, "rounded_sum", lambda *_: nothing)):
+            with changed((fedsgd_dp, "rounded_sum", lambda *_: nothing)):
                 return float(own + sum(share() for _ in range(honest - 1)))
 
-        with changed((shares, "AT_ONCE", ROWS)):
+        with changed((fedsgd_dp, "AT_ONCE", ROWS)):
             scores.append(np.array([sum(total() for _ in range(steps)) for _ in range(trials)]))
     return scores[0], scores[1]
 
@@ -763,7 +766,7 @@ def audit_white_box(
     claim = epsilon([Releases(sigma / sensitivity, steps)], DELTA)
     if name == "noise in the sum":
         party = _trained(sigma, "shares")
-        claim = epsilon([shares.release(party.cfg, _count(party), steps)], DELTA)
+        claim = epsilon([fedsgd_dp.release(party.cfg, _count(party), steps)], DELTA)
     broken = {what: found(part) for what, part in [*WEAKER.items()][: 1 if short else None]}
     return Audit(f"A3 {name}", claim, found(1.0), broken)
 

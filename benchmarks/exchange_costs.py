@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[str, list[list[str]]]] = {
     "FedAvg, plain": ("fedavg", [[]]),
     "FedAvg, secure sum": ("fedavg", [["aggregate.secure=true"], ["params.secure=true"]]),
     "FedAvg, median": ("fedavg", [["aggregate.rule=median"], ["params.robust=median"]]),
-    "FedAvg, DP-SGD": ("fedavg", [["params.dp.unit=rows"]]),
+    "FedAvg, DP-SGD": ("fedavg-dp", [[]]),
     "FedAL, plain": ("fedal", [["params.tau=2"]]),
     "FedAL, secure sum": ("fedal", [["params.tau=2", "params.adv=0", "aggregate.secure=true"]]),
 }

@@ -173,7 +173,9 @@ def small_run(
     }
     values |= {"data": {"test_fraction": test_fraction, **data}, "engine": dict(engine)}
     values |= {"aggregate": dict(aggregate)} if aggregate else {}
-    if method.family == "meta" or "warm_start" in method.fixed:
+    if "secure sums" in method.needs:
+        values["aggregate"] = {"secure": True}
+    if "pretrained server model" in method.needs or method.family == "meta":
         values |= {
             "pretrained": {"model": "mlp", "epochs": 1},
             "data": {**values["data"], "server_rows": 200},

@@ -38,7 +38,7 @@ def run_of(name: str, rounds: int, seed: int) -> Any:
     if method.setting == "vertical":
         return check({"run": {**values, "data": {"name": "digits"}}}).run
     values |= {"data": HORIZONTAL, "models": {"pool": ["mlp"], "norm": "none"}}
-    if method.family == "meta" or "warm_start" in method.fixed:
+    if "pretrained server model" in method.needs or method.family == "meta":
         values |= {**SERVER, "data": {**HORIZONTAL, "server_rows": 200}}
     elif "server rows" in method.needs:
         values |= {"data": {**HORIZONTAL, "server_rows": 200}}

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedloom.api import execute
 from fedloom.experiment.plan.reading import check
-from fedloom.methods.averaging.shares import norm
+from fedloom.methods.averaging.fedsgd_dp import norm
 from fedloom.protect.accountant import Releases, epsilon, noise_for
 from fedloom.protect.skellam import excess
 
@@ -35,9 +35,8 @@ def sigma_of(eps: float, d: int) -> float:
 
 def accuracy(data: str, seed: int, sigma: float | None, who: str) -> float:
     """Of the global test rows, in per cent."""
-    dp = (
-        {} if sigma is None else {"dp": {"unit": "rows", "sigma": sigma, "noise": who, "clip": 1.0}}
-    )
+    dp = {} if sigma is None else {"dp": {"sigma": sigma, "clip": 1.0}}
+    method = "fedavg" if sigma is None else "fedsgd-dp" if who == "shares" else "fedavg-dp"
     params: dict[str, Any] = {
         "epochs": 1,
         "batch_size": 2000,
@@ -47,7 +46,7 @@ def accuracy(data: str, seed: int, sigma: float | None, who: str) -> float:
         **dp,
     }
     run = {
-        "method": "fedavg",
+        "method": method,
         "rounds": ROUNDS,
         "seed": seed,
         "models": {"pool": ["linear"]},
@@ -55,7 +54,7 @@ def accuracy(data: str, seed: int, sigma: float | None, who: str) -> float:
     }
     rows = {"name": data, "clients": CLIENTS, "partition": "iid", "public_rows": 0}
     run |= {
-        "params": {**params, "clients_per_round": None},
+        "params": params if method == "fedsgd-dp" else {**params, "clients_per_round": None},
         "data": rows,
         "aggregate": {"secure": True},
     }

@@ -103,10 +103,6 @@ def test_what_does_not_go_together_is_refused(aggregate: dict[str, Any], message
         ({"robust": "median"}, "params.robust was renamed: write aggregate.rule."),
         ({"robust_f": 2}, "params.robust_f was renamed: write aggregate.f."),
         ({"secure": True}, "params.secure was renamed: write aggregate.secure."),
-        (
-            {"dp": {"unit": "clients"}},
-            "was renamed: write [aggregate.noise] with sigma, clip and delta",
-        ),
     ],
 )
 def test_old_settings_are_refused_with_the_new_name(params: dict[str, Any], new: str) -> None:

@@ -45,7 +45,7 @@ ALLOWED = {
         "deploy",
     },
 }
-STEPS = ("config", "plan", "run", "pool", "estimate", "trial")
+STEPS = ("config", "plan", "run", "pool", "trial")
 """The folders of `experiment`, each of which imports only those before it."""
 TOP = {"__init__", "__main__", "_version", "api", "estimators"}
 LOOSE = {"_version"}  # what every folder may import beside

@@ -15,7 +15,7 @@ from fedloom.core.errors import ConfigError, FedloomError
 from fedloom.core.paths import refuse_file
 
 if TYPE_CHECKING:
-    from fedloom.experiment.estimate.cost import Cost
+    from fedloom_papers.estimate.cost import Cost
     from fedloom_papers.plan import Plan, PlanOutcome
 
 
@@ -218,8 +218,8 @@ def _spend(replan: "Callable[[], Plan]", budget: str, workers: int | None) -> "P
     from fedloom.api import execute
     from fedloom.cli.progress import PoolProgress, stop_on_signal
     from fedloom.experiment.config.duration import seconds_of
-    from fedloom.experiment.estimate.cost import cost
     from fedloom_papers.budget import spend
+    from fedloom_papers.estimate.cost import cost
     from fedloom_papers.plan import run_plan
 
     seconds = seconds_of(budget)
@@ -246,9 +246,9 @@ def show_plan(plan: "Plan", workers: int | None) -> list[float]:
     Returns:
         The estimated seconds of each run; empty if unknown.
     """
-    from fedloom.experiment.estimate.cost import describe
     from fedloom.experiment.pool.fetch import absent, unlisted
     from fedloom.experiment.pool.pool import usual_workers
+    from fedloom_papers.estimate.cost import describe
 
     if not plan.planned:
         return []
@@ -297,8 +297,8 @@ def _costs(plan: "Plan") -> "dict[str, Cost]":
     """The cost of each run by digest, estimated for one seed; empty if a run is invalid, as its
     start reports.
     """
-    from fedloom.experiment.estimate.cost import cost, unmeasured
     from fedloom.experiment.pool.pool import digest
+    from fedloom_papers.estimate.cost import cost, unmeasured
 
     alike = {key: run.model_copy(update={"seed": 0}) for key, run in plan.runs.items()}
     try:

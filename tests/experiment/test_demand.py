@@ -100,7 +100,7 @@ def added(releases: Sequence[tuple[float, ...]]) -> dict[tuple[float, ...], int]
     """The number of equal releases."""
     found: dict[tuple[float, ...], int] = {}
     for sigma, *more in releases:
-        count, rate, *excess = [*more, *(1, 1.0)[len(more) :]]
+        count, rate, *excess = (*more, *(1.0, 1.0)[len(more) :])
         key = (sigma, rate, *excess)
         found[key] = found.get(key, 0) + int(count)
     return found

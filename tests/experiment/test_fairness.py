@@ -146,7 +146,7 @@ def test_a_plan_counts_the_runs_that_tune(command: Callable[..., Done]) -> None:
     said = command(
         "compare", "fedmd", "local", "--seeds", "3", "--iterations", "5", "--tune", "--plan"
     ).stdout
-    assert said.startswith("16 runs, ") and "on 1 core" in said
+    assert "16 runs of " in said
 
 
 def test_an_interval_near_0_shows_on_which_side_it_is() -> None:

@@ -100,8 +100,8 @@ def test_an_agreed_scale_takes_the_place_of_that_of_the_rows(averaged: fedloom.R
     with pytest.raises(ConfigError, match=r"mean and an s\.d\. above 0"):
         run(label_scale=(0.0, 0.0))
     # a row moves the others' labels
-    with pytest.raises(ConfigError, match=r"fedavg promises .* data\.label_scale"):
-        run(params={"lr": 0.05, "dp": {"unit": "rows", "sigma": 1.0}})
+    with pytest.raises(ConfigError, match=r"fedavg-dp promises .* data\.label_scale"):
+        run("fedavg-dp", params={"lr": 0.05, "dp": {"sigma": 1.0}})
     with pytest.raises(
         ConfigError, match=r"fedmd promises differential privacy \(params\.trust_epsilon\)"
     ):
@@ -186,6 +186,10 @@ def test_every_method_predicts_a_number_or_says_why_not(name: str, tmp_path: Pat
         ):
             fedloom.run(name, **given)
         return
+    if "secure sums" in method.needs:
+        given |= {"aggregate": {"secure": True}}
+    if method.configure().promises:
+        given |= {"params": {"dp": {"sigma": 1.0}}, "label_scale": [0, 1000]}
     found = fedloom.run(name, **given)
     assert found.summary["task"] == "number" and 0 < found.rmse < np.inf
 

@@ -135,11 +135,17 @@ def distinct() -> list[str]:
 
 def small(name: str) -> RunConfig:
     """A run of few rows, in which clients train for two rounds."""
-    run = small_run(name, {"name": "local"}, clients=2, test_fraction=0.95)
+    clients = 3 if "secure sums" in registry()[name].needs else 2
+    run = small_run(name, {"name": "local"}, clients=clients, test_fraction=0.95)
     fields = registry()[name].config.model_fields
     params = {
         k: n
-        for k, n in {"local_rounds": 2, "pretrain_steps": 1, "aggregator_steps": 1}.items()
+        for k, n in {
+            "epochs": 3,
+            "local_rounds": 2,
+            "pretrain_steps": 1,
+            "aggregator_steps": 1,
+        }.items()
         if k in fields
     }
     return run.model_copy(
@@ -332,7 +338,7 @@ def test_a_node_trains_as_the_run_says() -> None:
     assert party.net.optimizer.lr == 0.01
 
 
-PRIVATE = {"dp": {"unit": "rows", "sigma": 1.0, "clip": 1.0}}
+PRIVATE = {"dp": {"sigma": 1.0, "clip": 1.0}}
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "momentum alone": (
         "fedavg",
@@ -353,21 +359,21 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "a number above 0 for each class, not 0 for '3'",
     ),
     "two clips": (
-        "fedavg",
+        "fedavg-dp",
         {"clip": 1.0},
         {"params": PRIVATE},
         r"params\.dp\.clip bounds each row's gradient",
     ),
     "counts": (
-        "fedavg",
+        "fedavg-dp",
         {"class_weights": "balanced"},
         {"params": PRIVATE},
         "give weights that you know beforehand",
     ),
     "sums": (
-        "fedavg",
+        "fedsgd-dp",
         {"optimizer": "adam"},
-        {"params": {"dp": {**PRIVATE["dp"], "noise": "shares"}, "clients_per_round": "none"}},
+        {"params": PRIVATE, "aggregate": {"secure": True}},
         "the server takes each step",
     ),
     "forest": (
@@ -394,7 +400,7 @@ def test_classes_that_a_label_lacks_are_refused() -> None:
 
 def test_noise_goes_with_given_weights_and_adam() -> None:
     found = execute(
-        digits("fedavg", {"optimizer": "adam", "class_weights": {"3": 2.0}}, params=PRIVATE)
+        digits("fedavg-dp", {"optimizer": "adam", "class_weights": {"3": 2.0}}, params=PRIVATE)
     ).summary
     assert found["privacy"] and found["local"]["optimizer"] == "adam"
 

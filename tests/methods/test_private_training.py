@@ -20,6 +20,7 @@ from fedloom.core.errors import ConfigError, ModelError, PrivacyBudgetSpent
 from fedloom.methods import find, steps
 from fedloom.methods.averaging import private
 from fedloom.methods.averaging.fedavg import FEDAVG
+from fedloom.methods.averaging.fedavg_dp import FEDAVG_DP
 from fedloom.protect.accountant import Releases, epsilon
 from fedloom.protect.aggregators import Private
 from fedloom.protect.noise import Draws
@@ -32,7 +33,9 @@ SMALL: dict[str, Any] = {
     "momentum": 0.0,
     "clients_per_round": None,
 }
-BY_ROWS: dict[str, Any] = {"unit": "rows", "sigma": 1.5, "clip": 0.5}
+BY_ROWS: dict[str, Any] = {"sigma": 1.5, "clip": 0.5}
+PEER_ROWS: dict[str, Any] = {"unit": "rows", **BY_ROWS}
+"""The same at a peer, which has no noise unless it is asked for."""
 
 
 def noisy(sigma: float, clip: float = 0.2) -> Private:
@@ -53,11 +56,11 @@ def test_a_row_moves_the_sum_by_the_clipping_norm_at_most() -> None:
     nearly reached.
     """
     data, far = rows(12, 0), 1e3 * torch.ones(6)
-    cfg = FEDAVG.configure(params={**SMALL, "dp": BY_ROWS})
+    cfg = FEDAVG_DP.configure(params={**SMALL, "dp": BY_ROWS})
     every = torch.arange(12)
 
     def total(data: Rows, which: torch.Tensor = every) -> torch.Tensor:
-        party: Any = FEDAVG.client(cfg, replace(contexts(1, make=common)[0], data=data))
+        party: Any = FEDAVG_DP.client(cfg, replace(contexts(1, make=common)[0], data=data))
         return private.clipped_sum(party, list(party.params), which)
 
     whole = total(changed(data, 3, far, 0))
@@ -74,13 +77,14 @@ def test_a_row_moves_the_sum_by_the_clipping_norm_at_most() -> None:
 
 
 def test_with_every_row_no_noise_and_no_clipping_a_step_is_one_of_gradient_descent() -> None:
-    dp: dict[str, Any] = {"unit": "rows", "sigma": 1e-12, "clip": 1e4}
+    dp: dict[str, Any] = {"sigma": 1e-12, "clip": 1e4}
     # both take one step on all rows; the plain one repeats some to fill its batch, so it is done by
     # hand
     plain, noisy = (
-        Toy(FEDAVG, 3, **{**SMALL, "batch_size": 1000, **more}).run(2) for more in ({}, {"dp": dp})
+        Toy(method, 3, **{**SMALL, "batch_size": 1000, **more}).run(2)
+        for method, more in ((FEDAVG, {}), (FEDAVG_DP, {"dp": dp}))
     )
-    party: Any = Toy(FEDAVG, 3, **{**SMALL, "batch_size": 1000, "dp": dp}).party(1)
+    party: Any = Toy(FEDAVG_DP, 3, **{**SMALL, "batch_size": 1000, "dp": dp}).party(1)
     before = {k: v.clone() for k, v in party.params.items()}
     x, y = party.data.every, party.data.y(torch.arange(len(party.data)))
     _, gradient = party.gradient(lambda x, y: steps.label_loss(party, x, y), x, y)
@@ -100,15 +104,16 @@ def test_all_engines_give_the_same_bits_and_noise_changes_them(
         {"dp": {**BY_ROWS, "sigma": 5.0}} if unit == "rows" else {"means": noisy(5.0)}
     )
     given: dict[str, Any] = {**SMALL, "personal_head": personal_head, **by}
+    method = FEDAVG_DP if unit == "rows" else FEDAVG
     loop, isolated, batched = (
-        Toy(FEDAVG, 3, isolated=i, batched=b, **given).run(2)
+        Toy(method, 3, isolated=i, batched=b, **given).run(2)
         for i, b in ((False, False), (True, False), (False, True))
     )
     found = loop.tensors()
     for other in (isolated, batched):
         assert all(torch.allclose(v, found[k], atol=1e-6) for k, v in other.tensors().items())
     assert all(torch.equal(v, found[k]) for k, v in isolated.tensors().items())
-    louder = Toy(FEDAVG, 3, **{**given, **more}).run(2).tensors()
+    louder = Toy(method, 3, **{**given, **more}).run(2).tensors()
     assert any(not torch.equal(v, found[k]) for k, v in louder.items())
 
 
@@ -135,13 +140,13 @@ def test_the_mean_of_updates_is_clipped_and_a_client_moves_it_by_the_norm_over_t
 
 
 def test_epsilon_counts_every_step_of_the_rounds_in_which_a_client_takes_part() -> None:
-    cfg = FEDAVG.configure(params={**SMALL, "dp": BY_ROWS})
+    cfg = FEDAVG_DP.configure(params={**SMALL, "dp": BY_ROWS})
     (guarantee,) = cfg.guarantees
     assert guarantee.epsilon([20.0] * 3) == pytest.approx(
         epsilon([Releases(1.5, 3 * 2 * 3, 8 / 20)], 1e-5)
     )
     assert private.row_releases(cfg, [5.0, 5.0]) == [Releases(1.5, 4, 1.0)]
-    heads = FEDAVG.configure(
+    heads = FEDAVG_DP.configure(
         params={**SMALL, "personal_head": True, "head_epochs": 1, "dp": BY_ROWS}
     )
     assert private.row_releases(heads, [20.0]) == [Releases(1.5, 9, 0.4)]
@@ -150,7 +155,7 @@ def test_epsilon_counts_every_step_of_the_rounds_in_which_a_client_takes_part() 
         replace(c, secret=1, privacy_budget=lambda *of: seen.append(of))
         for c in contexts(2, make=common)
     ]
-    Toy(FEDAVG, client_contexts=client_contexts, **SMALL, dp=BY_ROWS).run(2)
+    Toy(FEDAVG_DP, client_contexts=client_contexts, **SMALL, dp=BY_ROWS).run(2)
     assert seen == [(1.5, 6, 8 / 20), (1.5, 8, 8 / 30)] * 2
     assert FEDAVG.configure().guarantees == ()
 
@@ -159,8 +164,8 @@ def test_a_peer_of_gossip_sends_the_weights_of_dp_sgd() -> None:
     """Its step is FedAvg's, every call is charged, and all engines give the same bits."""
     gossip, given = find("gossip"), {k: v for k, v in SMALL.items() if k != "clients_per_round"}
     places = contexts(3, make=common)
-    alone: Any = Toy(gossip, client_contexts=places, **given, personal_head=False, dp=BY_ROWS)
-    client: Any = Toy(FEDAVG, client_contexts=places, **SMALL, dp=BY_ROWS).party(1)
+    alone: Any = Toy(gossip, client_contexts=places, **given, personal_head=False, dp=PEER_ROWS)
+    client: Any = Toy(FEDAVG_DP, client_contexts=places, **SMALL, dp=BY_ROWS).party(1)
     client.update(t=0, weights=client.params)
     alone.party(1).update(t=0)
     sent = alone.party(1).give(t=0)["weights"]
@@ -169,16 +174,16 @@ def test_a_peer_of_gossip_sends_the_weights_of_dp_sgd() -> None:
     )
     loop, isolated, plain = (
         Toy(gossip, client_contexts=places, isolated=apart, **{**given, **more}).run(2).tensors()
-        for more, apart in (({"dp": BY_ROWS}, False), ({"dp": BY_ROWS}, True), ({}, False))
+        for more, apart in (({"dp": PEER_ROWS}, False), ({"dp": PEER_ROWS}, True), ({}, False))
     )
     assert all(torch.equal(x, isolated[k]) for k, x in loop.items())
     assert any(not torch.equal(x, plain[k]) for k, x in loop.items())
     seen: list[tuple[float, int, float]] = []
     charged = [replace(c, secret=1, privacy_budget=lambda *of: seen.append(of)) for c in places[:2]]
-    Toy(gossip, client_contexts=charged, **given, personal_head=False, dp=BY_ROWS).run(2)
+    Toy(gossip, client_contexts=charged, **given, personal_head=False, dp=PEER_ROWS).run(2)
     assert seen == [(1.5, 6, 8 / 20), (1.5, 8, 8 / 30)] * 2
     (guarantee,) = gossip.configure(
-        params={**given, "personal_head": False, "dp": BY_ROWS}
+        params={**given, "personal_head": False, "dp": PEER_ROWS}
     ).guarantees
     assert guarantee.epsilon([20.0] * 3) == pytest.approx(
         epsilon([Releases(1.5, 18, 8 / 20)], 1e-5)
@@ -188,7 +193,7 @@ def test_a_peer_of_gossip_sends_the_weights_of_dp_sgd() -> None:
 def test_a_run_reports_epsilon_of_each_client(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"data": {"clients": 4}, "models": {"pool": ["linear"]}, "rounds": 3}
     params = {"clients_per_round": 2, "epochs": 1, "dp": BY_ROWS}
-    result = fedloom.run("fedavg", **settings, params=params, out=tmp_path / "run")
+    result = fedloom.run("fedavg-dp", **settings, params=params, out=tmp_path / "run")
     saved = json.loads((tmp_path / "run" / "result.json").read_text())["privacy"]
     assert saved == result.summary["privacy"] and len(saved) == 1
     one = saved[0]
@@ -197,7 +202,7 @@ def test_a_run_reports_epsilon_of_each_client(tmp_path: Path) -> None:
     sent = one["epsilon"].get("clients", range(4))
     taken = [[t for t in range(3) if i in _participants(4, 2, t)] for i in sent]
     counts = list(map(sum, json.loads((tmp_path / "run" / "partition.json").read_text())["counts"]))
-    cfg = FEDAVG.configure(params=params)
+    cfg = FEDAVG_DP.configure(params=params)
     for i, rounds, found in zip(sent, taken, one["epsilon"]["per_client"], strict=True):
         assert found == pytest.approx(
             epsilon(private.row_releases(cfg, [counts[i]] * len(rounds)), 1e-5)
@@ -236,19 +241,15 @@ def test_a_spent_budget_stops_the_call_with_its_reason() -> None:
 
     client_contexts = [replace(c, secret=1, privacy_budget=spent) for c in contexts(2, make=common)]
     with pytest.raises(PrivacyBudgetSpent, match="budget"):
-        Toy(FEDAVG, client_contexts=client_contexts, **SMALL, dp=BY_ROWS).run(1)
+        Toy(FEDAVG_DP, client_contexts=client_contexts, **SMALL, dp=BY_ROWS).run(1)
 
 
 def test_what_has_no_bound_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"params.dp.unit: .* was renamed: write \[aggregate.noise\] with sigma"
-    ):
-        FEDAVG.configure(params={"dp": {"unit": "clients"}})
     client_contexts = contexts(2, make=lambda i: common(i, norm=True))
     with pytest.raises(ModelError, match="BatchNorm"):
-        Toy(FEDAVG, client_contexts=client_contexts, dp=BY_ROWS)
+        Toy(FEDAVG_DP, client_contexts=client_contexts, dp=BY_ROWS)
     with pytest.raises(ConfigError, match="sigma"):
-        FEDAVG.configure(params={"dp": {"unit": "rows", "sigma": 0}})
+        FEDAVG_DP.configure(params={"dp": {"sigma": 0}})
 
 
 def test_one_row_moves_a_proxy_by_no_more_than_its_bound_also_after_training() -> None:

@@ -1,5 +1,5 @@
-"""FedAvg with shares of noise: a step of gradient descent, whose sum has the noise of the fewest
-nodes that open it.
+"""Gradient descent with shares of noise: the sum of a step has the noise of the fewest nodes that
+open it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fedloom.core.aggregate import MEAN
-from fedloom.core.errors import ConfigError, ModelError
+from fedloom.core.errors import ConfigError
 from fedloom.core.fixed_point import threshold
+from fedloom.experiment.plan.reading import check
 from fedloom.methods import find
-from fedloom.methods.averaging import private, shares
+from fedloom.methods.averaging import fedsgd_dp, private
 from fedloom.protect.accountant import Releases, epsilon
 from fedloom.protect.aggregators import Secure
 from tests.toy import Toy, common, contexts
@@ -24,18 +24,10 @@ from tests.toy import Toy, common, contexts
 N = 5
 
 
-def toy(*, sigma: float = 1.0, how: Any = None, name: str = "fedavg", **params: Any) -> Toy:
-    dp = {"unit": "rows", "noise": "shares", "sigma": sigma, "clip": 0.5}
-    given: dict[str, Any] = {
-        "clients_per_round": None,
-        "personal_head": False,
-        "lr": 0.2,
-        "dp": dp,
-        **params,
-    }
-    given = {k: v for k, v in given.items() if name == "fedavg" or k != "clients_per_round"}
+def toy(*, sigma: float = 1.0, how: Any = None, **params: Any) -> Toy:
+    given: dict[str, Any] = {"lr": 0.2, "dp": {"sigma": sigma, "clip": 0.5}, **params}
     return Toy(
-        find(name), client_contexts=contexts(N, make=common), means=how or Secure(1), **given
+        find("fedsgd-dp"), client_contexts=contexts(N, make=common), means=how or Secure(1), **given
     )
 
 
@@ -65,14 +57,14 @@ def test_one_row_moves_the_rounded_sum_by_the_norm_at_most() -> None:
         lambda n: torch.zeros(n).numpy(),
         lambda n: torch.full((n,), 1 - 1e-9).double().numpy(),
     ):
-        ends.append(shares.rounded_sum(party, names, draw))
+        ends.append(fedsgd_dp.rounded_sum(party, names, draw))
     d = len(ends[0])
     spread = (ends[1] - ends[0]).double().norm() / len(party.data)
     assert 0 < spread <= math.sqrt(d)
-    whole = shares.rounded_sum(party, names, lambda n: torch.zeros(n).numpy())
+    whole = fedsgd_dp.rounded_sum(party, names, lambda n: torch.zeros(n).numpy())
     object.__setattr__(party, "context", _without_a_row(party.context))
-    less = shares.rounded_sum(party, names, lambda n: torch.zeros(n).numpy())
-    assert shares.STEPS / 2 < float((whole - less).double().norm()) <= shares.norm(d)
+    less = fedsgd_dp.rounded_sum(party, names, lambda n: torch.zeros(n).numpy())
+    assert fedsgd_dp.STEPS / 2 < float((whole - less).double().norm()) <= fedsgd_dp.norm(d)
 
 
 def _without_a_row(context: Any) -> Any:
@@ -81,7 +73,7 @@ def _without_a_row(context: Any) -> Any:
 
 def test_the_fewest_nodes_of_a_sum_have_all_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     halves = list[int]()
-    monkeypatch.setattr(shares, "rounded_sum", lambda party, names, uniform: torch.zeros(1))
+    monkeypatch.setattr(fedsgd_dp, "rounded_sum", lambda party, names, uniform: torch.zeros(1))
     t = toy(sigma=2.0)
     party: Any = t.party(0)
     d = sum(w.numel() for w in party.params.values())
@@ -94,11 +86,11 @@ def test_the_fewest_nodes_of_a_sum_have_all_of_the_noise(monkeypatch: pytest.Mon
             halves.append(half)
             return torch.zeros(count, dtype=torch.int64)
 
-    monkeypatch.setattr(shares, "draws", lambda *_: Seen())
+    monkeypatch.setattr(fedsgd_dp, "draws", lambda *_: Seen())
     party.update(t=0, weights=dict(party.params))
     honest = threshold(N, 1) - 1
     assert honest == 3 and party.cfg.least_in_sum(party.context) == 4
-    assert 2 * halves[0] * honest >= (2.0 * shares.norm(d)) ** 2 > 2 * (halves[0] - 1) * honest
+    assert 2 * halves[0] * honest >= (2.0 * fedsgd_dp.norm(d)) ** 2 > 2 * (halves[0] - 1) * honest
 
 
 def test_epsilon_and_the_charge_are_those_of_all_steps() -> None:
@@ -114,15 +106,11 @@ def test_epsilon_and_the_charge_are_those_of_all_steps() -> None:
     assert guarantee.epsilon([float(d)] * 10) == pytest.approx(
         epsilon([Releases(3.0, 10, 1.0, excess)], 1e-5)
     )
-    assert party.take_notes()[shares.NUMBERS] == d
+    assert party.take_notes()[fedsgd_dp.NUMBERS] == d
 
 
 def test_shares_without_a_sum_that_hides_them_are_refused() -> None:
-    with pytest.raises((ModelError, ConfigError), match=r"aggregate\.secure = true"):
-        toy(how=MEAN).run(1)
-    with pytest.raises((ValidationError, ConfigError, ValueError), match="clients_per_round"):
-        toy(clients_per_round=3)
-    with pytest.raises((ValidationError, ConfigError, ValueError), match="needs unit"):
-        toy(dp={"noise": "shares"})
-    with pytest.raises((ModelError, ConfigError), match=r"aggregate\.secure = true"):
-        toy(name="gossip", how=MEAN).run(1)
+    with pytest.raises(ConfigError, match=r"aggregate\.secure = true"):
+        check({"run": {"method": "fedsgd-dp"}})
+    with pytest.raises((ValidationError, ConfigError, ValueError), match="personal_head"):
+        toy(personal_head=True)

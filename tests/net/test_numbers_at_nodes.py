@@ -17,7 +17,7 @@ from fedloom.report import write
 from tests.net.nodes import federation
 
 SCALE = (1000.0, 300.0)
-DP: dict[str, Any] = {"unit": "rows", "clip": 1.0, "sigma": 1.5}
+DP: dict[str, Any] = {"clip": 1.0, "sigma": 1.5}
 
 
 def rows_of(path: Path, seed: int) -> Path:
@@ -45,7 +45,7 @@ def run_of(path: Path, **changes: Any) -> Any:
         "scale": {"x": [0, 1], "z": [0, 1]},
     }
     values: dict[str, Any] = {
-        "method": "fedavg",
+        "method": "fedavg-dp",
         "rounds": 4,
         "data": {"name": "prices", "clients": 3, "row_schema": schema, "test_fraction": 0.3},
         "models": {"pool": ["linear"]},

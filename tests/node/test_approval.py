@@ -55,7 +55,7 @@ def own(hosts: Hosts, tmp_path: Path) -> Hosts:
     path = rows(tmp_path / "own.csv", 80, 3)
 
     def make(data: dict[str, Any] | None = None, **values: Any) -> RunRequest:
-        given = {"approve": "ask", "max_runs": 9, **values}
+        given = {"approve": "ask", "max_runs": 9, "methods": ["fedavg", "fedavg-dp"], **values}
         return hosts(data={"wards": {"rows": path, **ALLOWED, **(data or {})}}, **given)
 
     return make
@@ -199,8 +199,9 @@ def test_the_summary_says_what_is_sent_to_whom_and_how_often(own: Hosts) -> None
 
 def test_the_summary_of_a_private_and_of_a_secure_run_differ(own: Hosts, tmp_path: Path) -> None:
     public = rows(tmp_path / "p.csv", 50, 9, labels=False)
-    dp = {"batch_size": 8, "dp": {"unit": "rows", "sigma": 2.0}}
+    dp = {"batch_size": 8, "dp": {"sigma": 2.0}}
     values = json.loads(config()) | {"params": dp, "aggregate": {"secure": True}}
+    values["method"] = "fedavg-dp"
     ask = own({"public": public, "epsilon": 3.0}, peers=["b", "c", "d", "e"], min_sum=3)
     ask.refused("open", opening(json.dumps(values), members={"1": "b", "2": "c"}))
     text = approval.waiting(folder(ask), RUN).text
@@ -220,8 +221,8 @@ def test_the_summary_has_the_most_that_a_private_run_spends(
     sigma: float, own: Hosts, tmp_path: Path
 ) -> None:
     public = rows(tmp_path / "p.csv", 50, 9, labels=False)
-    params = {"batch_size": 100, "epochs": 1, "dp": {"unit": "rows", "sigma": sigma}}
-    kind = run(method="fedavg", models={"pool": ["linear"]}, params=params)
+    params = {"batch_size": 100, "epochs": 1, "dp": {"sigma": sigma}}
+    kind = run(method="fedavg-dp", models={"pool": ["linear"]}, params=params)
     ask = own({"public": public})
     text = for_nodes(build(kind, PrivateData(public=public))).model_dump_json()
     ask.refused("open", opening(text))
@@ -253,9 +254,9 @@ def test_a_run_that_waits_tells_nothing_of_the_number_of_rows(
     """
     public = rows(tmp_path / "p.csv", 50, 9, labels=False)
     kind = run(
-        method="fedavg",
+        method="fedavg-dp",
         models={"pool": ["linear"]},
-        params={"dp": {"unit": "rows"}, "batch_size": 100},
+        params={"batch_size": 100},
     )
     ask = own({"public": public, "epsilon": 50.0}, min_rows=min_rows)
     text = for_nodes(build(kind, PrivateData(public=public)))
@@ -381,7 +382,10 @@ def test_the_threat_model_and_the_summary_name_the_same_weaknesses() -> None:
 def run_of(name: str, data: dict[str, Any]) -> Any:
     from fedloom.experiment.plan.reading import check
 
-    return check({"run": {"method": name, "rounds": 30, "data": {"name": "digits", **data}}}).run
+    values = {"method": name, "rounds": 30, "data": {"name": "digits", **data}}
+    if "secure sums" in registry()[name].needs:
+        values["aggregate"] = {"secure": True}
+    return check({"run": values}).run
 
 
 def test_nodes_that_were_shown_other_terms_have_no_sum_together(own: Hosts) -> None:

@@ -24,7 +24,7 @@ from tests.experiment.test_own_data import ALLOWED, FORM, rows, run
 from tests.node.hosts import RunRequest, doing, node, opening
 
 Hosts = Callable[..., RunRequest]
-DP = {"unit": "rows", "sigma": 4.0, "clip": 1.0}
+DP = {"sigma": 4.0, "clip": 1.0}
 
 
 @pytest.fixture
@@ -39,12 +39,16 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     ) -> RunRequest:
         allowed = {"rows": path, **ALLOWED, **data}
         cfg = node(
-            tmp_path, methods=["fedavg"], data={"wards": allowed}, max_runs=9, secret_noise=secret
+            tmp_path,
+            methods=["fedavg-dp"],
+            data={"wards": allowed},
+            max_runs=9,
+            secret_noise=secret,
         )
         made.append(RunRequest(cfg))
         params = {"batch_size": 8, "epochs": 1, "dp": DP}
         kind = run(
-            method="fedavg",
+            method="fedavg-dp",
             models={"pool": ["linear"]},
             params=params,
             seed=seed,

@@ -21,9 +21,15 @@ from fedloom.protect import noise
 from tests.engines.test_every_method import run_of
 from tests.privacy.test_noninterference import DP, WAYS
 
-SHARES = {"dp": {**DP, "noise": "shares"}, "clients_per_round": None}
-METHODS = {"weights": "fedavg", "φ": "afind-plus", "mean embedding": "fedmd", "leaves": "fedextra"}
-EACH = [*((METHODS[way], params) for way, params in WAYS.items()), ("fedavg", SHARES)]
+SHARES = {"dp": DP}
+METHODS = {
+    "weights": "fedavg-dp",
+    "weights of peers": "gossip",
+    "φ": "afind-plus",
+    "mean embedding": "fedmd",
+    "leaves": "fedextra",
+}
+EACH = [*((METHODS[way], params) for way, params in WAYS.items()), ("fedsgd-dp", SHARES)]
 """A method of each way to promise an ε."""
 SOURCES = ("_normal", "_uniform", "skellam")
 

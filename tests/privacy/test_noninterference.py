@@ -38,7 +38,7 @@ from tests.node.hosts import RunRequest, doing, node, opening
 
 QUESTIONS = 500
 Rng = np.random.Generator
-DP = {"unit": "rows", "sigma": 4.0, "clip": 1.0}
+DP = {"sigma": 4.0, "clip": 1.0}
 
 
 def pair_of(tmp_path: Path, **given: Any) -> list[RunRequest]:
@@ -75,7 +75,7 @@ def pair_of(tmp_path: Path, **given: Any) -> list[RunRequest]:
 def pair(tmp_path: Path) -> Iterator[list[RunRequest]]:
     """Two nodes with DP-SGD."""
     params = {"batch_size": 100, "epochs": 1, "dp": DP}
-    made = pair_of(tmp_path, method="fedavg", models={"pool": ["mlp"]}, params=params)
+    made = pair_of(tmp_path, method="fedavg-dp", models={"pool": ["mlp"]}, params=params)
     yield made
     for one in made:
         one.close()
@@ -245,6 +245,7 @@ def test_no_tree_makes_a_reply_depend_on_a_row(
 
 WAYS: dict[str, dict[str, Any]] = {
     "weights": {"dp": DP},
+    "weights of peers": {"dp": {"unit": "rows", **DP}},
     "φ": {"dp": {"target": "phi", "sigma": 2.0}, "threshold": "anchored"},
     "mean embedding": {"trust": "kernel", "trust_epsilon": 2.0},
     "leaves": {"dp": {"sigma": 4.0, "grid": {str(k): (-3.0, 3.0) for k in range(64)}}},
@@ -266,7 +267,7 @@ NOISY = [*promising()]
 
 def test_every_guarantee_is_in_the_test_of_widths() -> None:
     assert {way for _, way in NOISY} == {*WAYS}
-    assert {"fedlp", "gossip", "fedal", "feddf", "afind-plus", "fedextra"} <= {
+    assert {"fedlp-dp", "fedsgd-dp", "gossip", "fedal", "feddf", "afind-plus", "fedextra"} <= {
         name for name, _ in NOISY
     }
 
@@ -310,10 +311,10 @@ def test_replies_with_a_guarantee_leave_at_multiples_of_the_owner_s_seconds(
             **ALLOWED,
         }
     }
-    ask = RunRequest(node(tmp_path, methods=["fedavg"], data=data))
+    ask = RunRequest(node(tmp_path, methods=["fedavg-dp"], data=data))
     now, left = 100.0, list[float]()
     kind = run(
-        method="fedavg",
+        method="fedavg-dp",
         models={"pool": ["linear"]},
         params={"batch_size": 100, "epochs": 1, "dp": DP},
     )

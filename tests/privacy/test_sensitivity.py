@@ -21,13 +21,13 @@ CLIP = 0.5
 AGREED = {"a": [1.5, 2.0], "b": [10.0, 5.0]}
 REPLACED = ("1e9,-1e9,x,one", "-3.4e38,3.4e38,y,two", ",,x,one", "1e-40,0,y,one", ",1e30,,two")
 GUARANTEES: dict[str, dict[str, Any]] = {
-    "fedavg": {"dp": {"unit": "rows", "clip": CLIP}},
+    "fedavg-dp": {"dp": {"clip": CLIP}},
     "afind-plus": {"threshold": "anchored", "dp": {"target": "phi", "clip": CLIP}},
     "fedmd": {"trust": "kernel", "trust_epsilon": 2.0},
 }
 
 
-def training(method: str = "fedavg", scale: Any = AGREED, **params: Any) -> Any:
+def training(method: str = "fedavg-dp", scale: Any = AGREED, **params: Any) -> Any:
     given = {"batch_size": 8, **GUARANTEES[method], **params}
     form = {**FORM, "columns": [*FORM["columns"][:2], {"name": "c", "categories": ["x", "y", "?"]}]}
     data = {"row_schema": form if scale is None else {**form, "scale": scale}, "missing": "median"}

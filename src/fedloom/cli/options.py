@@ -87,9 +87,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 Quiet = Annotated[
     bool, typer.Option("--quiet", help="Print the result in one line and nothing else.")
 ]
-PlanOnly = Annotated[
-    bool, typer.Option("--plan", help="Print the planned runs and their cost, and exit.")
-]
+PlanOnly = Annotated[bool, typer.Option("--plan", help="Print the planned runs, and exit.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 IdColumn = Annotated[str | None, typer.Option("--id", metavar="NAME", help="The id column.")]
 Trust = Annotated[

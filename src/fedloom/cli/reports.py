@@ -21,26 +21,14 @@ def watch(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the current status as JSON and exit.")
     ] = False,
-    page: Annotated[
-        bool, typer.Option("--page", help="Serve a live page on this machine until Ctrl-C.")
-    ] = False,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the page; 0 for a free port.")
-    ] = 8470,
 ) -> None:
-    """Watch a running run: rounds, accuracy, parties, bytes and failures; in the terminal or as a
-    live page.
+    """Watch a running run in the terminal: rounds, accuracy, parties, bytes and failures.
 
     [bold]fedloom run fedal --out runs/mine[/]  (in one terminal)
 
     [bold]fedloom watch runs/mine[/]  (in another; Ctrl-C stops watching, not the run)
 
-    [bold]fedloom watch --page[/]  (then open http://127.0.0.1:8470/ in a browser)
-
     [bold]fedloom watch runs/mine --once --json[/]  (for scripts)
-
-    The page is served on this machine only. To open it from another: ssh -L 8470:127.0.0.1:8470
-    MACHINE.
 
     The command exits with the run: with status 0 if it finished, 1 if it failed, was stopped or was
     killed. With --once or --json it exits immediately, with the same status, and 0 if the run is
@@ -48,7 +36,7 @@ def watch(
     """
     from fedloom.report import watch as watching
 
-    raise typer.Exit(watching.watch(folder, once, as_json, page, port, out))
+    raise typer.Exit(watching.watch(folder, once, as_json, out))
 
 
 def report(

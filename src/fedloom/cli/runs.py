@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from fedloom.cli.listing import complete_engine, completing
 from fedloom.cli.options import (
@@ -23,6 +24,7 @@ from fedloom.cli.options import (
     Trust,
     err,
     out,
+    plain_table,
     print_plain,
     written,
 )
@@ -211,16 +213,26 @@ def compare(
 
 
 def _show_plan(experiment: "Experiment", tune: bool) -> None:
-    """Print the number of runs of a comparison, and about how long they take."""
-    from fedloom.experiment.estimate.cost import cost, describe
+    """Print the runs of a comparison, method by method."""
     from fedloom.experiment.run.tuning import trials
 
     assert experiment.compare is not None
     seeds = len(experiment.compare.seeds)
-    firsts, tried = experiment.runs()[::seeds], trials(experiment) if tune else ()
-    counts = [seeds + len(runs) for runs in tried] or [seeds] * len(firsts)
-    costs = [one for run, count in zip(firsts, counts, strict=True) for one in [cost(run)] * count]
-    out.print(describe(costs, experiment.run.engine.workers or 1), soft_wrap=True)
+    firsts = experiment.runs()[::seeds]
+    tried = trials(experiment) if tune else [{}] * len(firsts)
+    table = plain_table("method", "model", numbers=("rounds", "runs"))
+    for run, extra in zip(firsts, tried, strict=True):
+        rounds = run.resolve()[2]
+        pool = ", ".join(run.models.names) or "the default"
+        table.add_row(escape(run.label), escape(pool), str(rounds), str(seeds + len(extra)))
+    out.print(table)
+    count = seeds * len(firsts) + sum(map(len, tried))
+    out.print(
+        f"{count} runs of {experiment.run.data.clients} clients on {experiment.run.data.name}. "
+        "Without --plan, the time that is left is shown from the first round on.",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _length(rounds: int | None, iterations: int | None) -> dict[str, int | None]:

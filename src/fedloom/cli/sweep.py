@@ -101,8 +101,7 @@ def sweep(
 
 
 def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
-    """Print the varied settings, the number of runs and their estimated time."""
-    from fedloom.experiment.estimate.cost import cost, describe
+    """Print the varied settings and the number of runs."""
     from fedloom.experiment.pool.pool import usual_workers
     from fedloom.experiment.run.lockstep import MOST, advice
     from fedloom.sweep.config import Range, value_text
@@ -145,7 +144,6 @@ def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
         return
     done = 0 if finished is None else sum(one.state == "kept" for one in finished.ended.values())
     try:
-        each = cost(sweep.own())
         first = [
             sweep.run(setting, seed)
             for setting in next(proposals(config, 0))[:MOST]
@@ -157,7 +155,7 @@ def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
     parallel = min(workers or usual_workers([sweep.own()]), left)
     if text := advice(first, parallel):
         out.print(text, soft_wrap=True)
-    out.print(f"{done} finished; left at most: {describe([each] * left, parallel)}", soft_wrap=True)
+    out.print(f"{done} finished; left at most: {left} runs, {parallel} at a time", soft_wrap=True)
 
 
 def _show(found: "SweepResults", page: Path) -> None:

@@ -35,6 +35,7 @@ Need: TypeAlias = Literal[
     "pooled rows",
     "raw rows",
     "no network",
+    "secure sums",
 ]
 NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "public rows": ("horizontal", "Every client holds the same unlabeled rows."),
@@ -64,6 +65,10 @@ NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "raw rows": (
         "horizontal",
         "Rows are as they were read: no column is scaled, and missing numbers are NaN.",
+    ),
+    "secure sums": (
+        "horizontal",
+        "What a client sends is protected by its noise in a sum alone: aggregate.secure is true.",
     ),
     "pooled rows": (
         "vertical",

@@ -262,6 +262,11 @@ class RunConfig(Section):
                 f"models.pool: {method.name} averages weights, so all clients need one network, "
                 f"not {len(pool)}"
             )
+        if "secure sums" in method.needs and not self.aggregate.secure:
+            raise ConfigError(
+                f"aggregate.secure: {method.name} hides rows in secure sums alone: set "
+                "aggregate.secure = true"
+            )
         refuse_black_boxes(method, pool & models.BLACK_BOXES.keys())
         if not any(name in models.BLACK_BOXES or ":" in name for name in pool):
             refuse_settings(self)

@@ -1,26 +1,21 @@
-"""FedAvg: a server averages its clients' weights; with fine-tuning before use, or from a pretrained
-model.
+"""FedAvg: a server averages its clients' weights; with fine-tuning before use.
 
 Papers: H. B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
 Data", AISTATS 2017; lines are those of its Algorithm 1. G. Cheng, K. Chadha, J. Duchi, "Federated
 Asymptotics: a Model to Compare Federated Learning Algorithms", AISTATS 2023, for FedAvg-FT: one
-epoch of local training before a model is used. J. Nguyen, J. Wang, K. Malik, M. Sanjabi, M. Rabbat,
-"Where to Begin? On the Impact of Pre-Training and Initialization in Federated Learning", ICLR 2023,
-for FedLP, as the AugFL paper calls a warm start: round 0 broadcasts the server's pretrained model,
-so it does not stay private; the ledger counts its weights like any others.
+epoch of local training before a model is used.
 
 Differs:
     Clients that skip a round are evaluated with the server's weights too; downloading them for that
         is not counted as a message. So a round costs 2k models for k participants.
-    BatchNorm statistics stay at the client: see `fedloom.methods.steps`. Those of a pretrained
-    model are not sent.
+    BatchNorm statistics stay at the client: see `fedloom.methods.steps`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.page import (
@@ -34,39 +29,20 @@ from fedloom.core.page import (
     Tree,
 )
 from fedloom.methods import steps
-from fedloom.methods.averaging import private, shares, warm_start
 
 
-class FedAvgConfig(shares.PrivateSums, steps.LocalSGDConfig):
-    """Local training as in `LocalSGDConfig`; what `dp` asks of a run is in
-    `averaging/shares.py`.
-    """
+class FedAvgConfig(steps.LocalSGDConfig):
+    """Local training as in `LocalSGDConfig`."""
 
     personal_head: bool = False
     """Whether the last layer is private to each client (FedPer with alternating updates)."""
     clients_per_round: int | None = Field(10, ge=1)
     """Number of participants in a round; None for all clients."""
-    warm_start: bool = False
-    """Whether training starts from the server's pretrained model, which must have the architecture
-    in models.pool.
-    """
-    dp: private.TrainingPrivacy = private.TrainingPrivacy()
-    """Differential privacy of each row: unit (none, rows), sigma (noise multiplier), clip (C),
-    delta (δ).
-    """
 
     @property
     def sums_stand_alone(self) -> bool:
         """A client keeps nothing but its personal head, if it has one."""
         return not self.personal_head
-
-    @model_validator(mode="after")
-    def _check_shares(self) -> "FedAvgConfig":
-        if self.dp.noise == "shares" and (self.personal_head or self.clients_per_round is not None):
-            raise ValueError(
-                'dp.noise = "shares" needs clients_per_round = "none" and personal_head = false'
-            )
-        return self
 
 
 @final
@@ -81,18 +57,11 @@ class FedAvgClient(Party[FedAvgConfig]):
     def setup(self) -> None:
         """The initial network."""
         steps.init_network(self)
-        private.check(self)
 
     def update(self, *, t: int, weights: dict[str, Tensor]) -> dict[str, Tree]:
         """ClientUpdate: train on own rows, starting from the server's weights."""
         steps.set_weights(self, weights)
-        if self.cfg.dp.noise == "shares":
-            honest = self.cfg.least_in_sum(self.context) - self.context.aggregator.colluders
-            return {
-                "gradient": shares.noisy_gradient(self, list(weights), honest, t=t),
-                "rows": self.row_count,
-            }
-        private.train(self, t=t)
+        steps.local_sgd(self, t=t)
         return {"weights": steps.shared_weights(self), "rows": self.row_count}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
@@ -115,8 +84,6 @@ class FedAvgServer(Party[FedAvgConfig]):
         network = self.context.build()
         names = steps.shared_names(steps.trainable_weights(network), self.cfg.personal_head)
         params = dict(network.named_parameters())
-        if self.cfg.warm_start:
-            params = warm_start.matching(params, dict(self.context.teacher().named_parameters()))
         self.weights = {k: params[k].detach() for k in names}
 
 
@@ -125,9 +92,6 @@ def round(
 ) -> Iterator[str]:
     """Algorithm 1, lines 3-8, for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # lines 4, 5
-    if cfg.dp.noise == "shares":
-        yield from shares.step(fed, server, chosen, cfg, t, cfg.least_in_sum(server.context))
-        return
     sent = {"weights": server.weights}
     template: Template = {**steps.weights_template(fed, cfg.personal_head), "rows": Shape("int64")}
     mean = fed.mean(
@@ -164,14 +128,5 @@ METHODS = (
         fixed={},
         trial_rank=1,
         trial_variants={"own heads": {"personal_head": True}},
-    ),
-    replace(
-        FEDAVG,
-        name="fedlp",
-        title="FedAvg from the server's pretrained model, which it broadcasts",
-        paper="J. Nguyen et al.: Where to Begin? On the Impact of Pre-Training and Initialization "
-        "in FL, ICLR 2023",
-        fixed={"finetune_epochs": 0, "warm_start": True},
-        needs=("one network", "pretrained server model"),
     ),
 )

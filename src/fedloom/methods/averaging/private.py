@@ -1,4 +1,4 @@
-"""DP-SGD at the clients: differential privacy of averaged weights for each row.
+"""The steps of DP-SGD at a client: differential privacy of its weights for each row.
 
 Paper: M. Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1. Each step
 takes a random subset of the own rows, each included with probability q = batch_size / n; clips each
@@ -9,7 +9,8 @@ columns are scaled by public numbers.
 Differs:
     ceil(n / batch_size) steps in an epoch, and `epochs` epochs in a round: the work of FedAvg.
 
-Gossip (`peer/gossip.py`) has it too: its peers average what they get without a look at their rows.
+Two methods take these steps: `fedavg-dp` (`averaging/fedavg_dp.py`), and gossip (`peer/gossip.py`),
+whose peers average what they get without a look at their rows.
 Privacy of each client as a whole is the run's `[aggregate.noise]`, see
 `fedloom.protect.aggregators`.
 """
@@ -17,10 +18,10 @@ Privacy of each client as a whole is the run's `[aggregate.noise]`, see
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from fedloom.core.page import Guarantee, ModelError, Party
@@ -38,17 +39,11 @@ LARGEST_STEP = 1e4
 """Largest lr σ C: with bounded weights at the start, noise cannot make them infinite."""
 
 
-class TrainingPrivacy(BaseModel):
-    """Differential privacy of the weights."""
+class RowPrivacy(BaseModel):
+    """Differential privacy of the weights for each row."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    unit: Literal["none", "rows"] = "none"
-    """What is protected: each row, by noise at its client (DP-SGD)."""
-    noise: Literal["own", "shares"] = "own"
-    """Who adds the noise: each client all of it, to its own weights; or every client a share of it,
-    to a secure sum of gradients, one step a round (fedavg).
-    """
     sigma: float = Field(1.0, gt=0)
     """Noise multiplier σ: the noise has standard deviation σ C."""
     clip: float = Field(1.0, gt=0)
@@ -56,35 +51,36 @@ class TrainingPrivacy(BaseModel):
     delta: float = Field(1e-5, gt=1e-10, lt=1)
     """δ at which ε is reported."""
 
-    @model_validator(mode="after")
-    def _check_noise(self) -> "TrainingPrivacy":
-        if self.noise == "shares" and self.unit == "none":
-            raise ValueError('noise = "shares" needs unit = "rows"')
-        return self
+    @property
+    def protects_rows(self) -> bool:
+        """Whether training has noise."""
+        return True
 
-    @field_validator("unit", mode="before")
-    @classmethod
-    def _renamed(cls, unit: Any) -> Any:
-        if unit == "clients":
-            raise ValueError(
-                "noise at the server was renamed: write [aggregate.noise] with sigma, clip and "
-                "delta"
-            )
-        return unit
+
+class OptionalRowPrivacy(RowPrivacy):
+    """The same, for a method that trains without noise unless it is asked for."""
+
+    unit: Literal["none", "rows"] = "none"
+    """What is protected: each row, by noise at its client (DP-SGD)."""
+
+    @property
+    def protects_rows(self) -> bool:
+        """Whether the unit is a row."""
+        return self.unit == "rows"
 
 
 class PrivateTraining(LocalSGD, Protocol):
     """Settings of local training and of its privacy."""
 
     @property
-    def dp(self) -> TrainingPrivacy:
+    def dp(self) -> RowPrivacy:
         """Differential privacy of the weights."""
 
 
 def guarantees(cfg: PrivateTraining) -> tuple[Guarantee, ...]:
     """The guarantee of a config with local training, `dp` and maybe a personal head."""
     dp = cfg.dp
-    if dp.unit == "none":
+    if not dp.protects_rows:
         return ()
     spent = lambda rows: epsilon(row_releases(cfg, rows), dp.delta)
     planned = lambda party, rounds: [float(len(party.data))] * rounds
@@ -122,7 +118,7 @@ def charges(
     cfg: PrivateTraining, party: Party[PrivateTraining], rounds: Sequence[int]
 ) -> list[tuple[float, ...]]:
     """See `MethodConfig.charges`."""
-    return [] if cfg.dp.unit == "none" else [round_charge(party) for _ in rounds]
+    return [round_charge(party) for _ in rounds] if cfg.dp.protects_rows else []
 
 
 def check(party: Party[PrivateTraining]) -> None:
@@ -130,12 +126,8 @@ def check(party: Party[PrivateTraining]) -> None:
     may overflow.
     """
     cfg = party.cfg
-    if cfg.dp.unit != "rows":
+    if not cfg.dp.protects_rows:
         return
-    if cfg.dp.noise == "shares" and not party.context.aggregator.secure:
-        raise ModelError(
-            'params.dp.noise = "shares" hides in secure sums alone: set aggregate.secure = true'
-        )
     if cfg.lr * cfg.dp.sigma * cfg.dp.clip > LARGEST_STEP:
         raise ModelError(
             f"params.lr * params.dp.sigma * params.dp.clip is above {LARGEST_STEP:g}: lower one "
@@ -143,9 +135,8 @@ def check(party: Party[PrivateTraining]) -> None:
         )
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in party.net.module.modules()):
         raise ModelError(
-            'params.dp.unit = "rows" bounds each row\'s own gradient, but this network has '
-            'BatchNorm, by which rows affect each other: set models.norm = "group", or choose a '
-            "network without it"
+            "params.dp bounds each row's own gradient, but this network has BatchNorm, by which "
+            'rows affect each other: set models.norm = "group", or choose a network without it'
         )
 
 
@@ -153,8 +144,8 @@ def check(party: Party[PrivateTraining]) -> None:
 
 
 def train(party: Party[PrivateTraining], *, t: int) -> None:
-    """Round t's training on the party's own rows, with noise if `dp` is set."""
-    (dp_sgd if party.cfg.dp.unit == "rows" else steps.local_sgd)(party, t=t)
+    """Round t's training on the party's own rows, with noise if `dp` asks for it."""
+    (dp_sgd if party.cfg.dp.protects_rows else steps.local_sgd)(party, t=t)
 
 
 def dp_sgd(party: Party[PrivateTraining], *, t: int) -> None:

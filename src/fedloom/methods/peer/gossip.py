@@ -28,7 +28,7 @@ class GossipConfig(steps.LocalSGDConfig):
 
     neighbours: int | None = Field(10, ge=0)
     """Number of random neighbours that a peer averages with in a round (k); None for all."""
-    dp: private.TrainingPrivacy = private.TrainingPrivacy()
+    dp: private.OptionalRowPrivacy = private.OptionalRowPrivacy()
     """Differential privacy: unit (none, rows), sigma (noise multiplier), clip (C), delta (δ)."""
 
     @property

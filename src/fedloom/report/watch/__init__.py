@@ -1,4 +1,4 @@
-"""`fedloom watch`: a run in progress, in the terminal or as a live page."""
+"""`fedloom watch`: a run in progress, in the terminal."""
 
 from pathlib import Path
 from time import sleep, time
@@ -6,7 +6,6 @@ from time import sleep, time
 from rich.console import Console
 from rich.live import Live
 
-from fedloom.core.errors import ConfigError
 from fedloom.report.watch.screen import draw, line
 from fedloom.report.watch.snapshot import Snapshot, newest, take
 
@@ -14,25 +13,18 @@ EVERY = 0.5
 """Seconds between two updates."""
 
 
-def watch(
-    folder: Path | None, once: bool, as_json: bool, page: bool, port: int, out: Console
-) -> int:
+def watch(folder: Path | None, once: bool, as_json: bool, out: Console) -> int:
     """Show a run or comparison until it ends, and return the exit status: 0 if it is finished or
     still running.
 
     Args:
         folder: its folder; None for the newest in runs/.
         once, as_json: show the current state, as text or JSON, and return.
-        page: serve a live page until Ctrl-C.
-        port: the page's port; 0 for any free port.
         out: the terminal.
 
     Raises:
-        ConfigError: options contradict each other, or the port is not available.
         DataError: there is no run to show.
     """
-    if page and (once or as_json):
-        raise ConfigError("--page cannot be combined with --once or --json")
     folder = newest(Path("runs")) if folder is None else folder
     if as_json:
         out.file.write((snapshot := take(folder, time())).model_dump_json() + "\n")
@@ -41,21 +33,9 @@ def watch(
         out.print(draw(snapshot := take(folder, time()), out, None))
         return _status(snapshot)
     try:
-        if page:
-            from fedloom.report.watch.page import serve
-
-            take(folder, time())  # raises here if the folder is wrong
-            serve(
-                folder,
-                port,
-                lambda address: out.print(
-                    f"page  {address}  (Ctrl-C closes the page; the run continues)"
-                ),
-            )
-            return 0
         snapshot = _follow(folder, out)
     except KeyboardInterrupt:
-        out.print("The page is closed." if page else "Stopped watching. The run continues.")
+        out.print("Stopped watching. The run continues.")
         return 0
     return _status(snapshot)
 

@@ -13,13 +13,13 @@ from fedloom import models
 from fedloom.core.paths import cache_folder
 from fedloom.data.sources import NOISE, SOURCES, load, load_raw
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.estimate import cost as costs
-from fedloom.experiment.estimate import speed as speeds
-from fedloom.experiment.estimate.cost import Cost, cost, describe, measured, miniature, unmeasured
-from fedloom.experiment.estimate.speed import flops, speed
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.execute import execute
 from fedloom.methods import registry
+from fedloom_papers.estimate import cost as costs
+from fedloom_papers.estimate import speed as speeds
+from fedloom_papers.estimate.cost import Cost, cost, describe, measured, miniature, unmeasured
+from fedloom_papers.estimate.speed import flops, speed
 
 TINY: dict[str, Any] = {
     "rounds": 5,

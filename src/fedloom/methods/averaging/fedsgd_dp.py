@@ -1,5 +1,5 @@
-"""Noise in the sum: every client adds a share of noise to its clipped gradients before they are
-masked.
+"""Gradient descent on secure sums with shares of noise: every client adds a share of noise to its
+clipped gradients before they are masked.
 
 Paper: N. Agarwal, P. Kairouz, Z. Liu, "The Skellam Mechanism for Differentially Private Federated
 Learning", NeurIPS 2021, whose steps these are; the sum is that of `fedloom.protect.masks`. A round
@@ -23,25 +23,28 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal, final
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.fixed_point import threshold
 from fedloom.core.page import (
-    LOCAL_STEPS,
+    EVERY_TASK,
     ClientContext,
     Federation,
     Guarantee,
-    LocalSetting,
+    Method,
     Party,
     Shape,
     Template,
+    Tree,
 )
 from fedloom.methods import steps
 from fedloom.methods.averaging import private
+from fedloom.methods.averaging.fedavg import FedAvgServer
 from fedloom.methods.averaging.private import AT_ONCE, PrivateTraining
 from fedloom.protect.accountant import ABSENT, Releases, epsilon
 from fedloom.protect.noise import charge, draws, or_nothing
@@ -54,47 +57,81 @@ NUMBERS = "private numbers"
 """The note of the count of numbers that a client released."""
 
 
-class PrivateSums:
-    """What `dp` asks of a run, for a config whose page averages weights, or sums gradients with
-    shares of noise.
+class FedSGDDPConfig(steps.LocalSGDConfig):
+    """The rate is `lr`. The server takes the only step of a round, so the other settings of local
+    training have no effect.
     """
 
+    lr: float = Field(1.0, gt=0)
+    """The rate of the server's step along the mean of clipped gradients."""
+    personal_head: Literal[False] = False
+    """All weights are shared."""
+    finetune_epochs: int = Field(0, ge=0)
+    """Epochs of fine-tuning all weights before the evaluation mode "tuned"; 0 skips it."""
+    dp: private.RowPrivacy = private.RowPrivacy()
+    """Differential privacy of each row: sigma (noise multiplier), clip (C), delta (δ)."""
+
     @property
-    def guarantees(self: PrivateTraining) -> tuple[Guarantee, ...]:
-        """The privacy guarantee of the weights, if `dp` is set."""
-        return guarantees(self) if self.dp.noise == "shares" else private.guarantees(self)
+    def iterations_per_round(self) -> int:
+        """One step."""
+        return 1
+
+    @property
+    def sums_stand_alone(self) -> bool:
+        """A client keeps nothing."""
+        return True
+
+    @property
+    def guarantees(self) -> tuple[Guarantee, ...]:
+        """The privacy guarantee of the weights."""
+        return guarantees(self)
 
     def charges(
-        self: PrivateTraining, party: Party[PrivateTraining], rounds: Sequence[int]
+        self, party: "Party[FedSGDDPConfig]", rounds: Sequence[int]
     ) -> list[tuple[float, ...]]:
         """See `MethodConfig.charges`."""
-        if self.dp.noise != "shares":
-            return private.charges(self, party, rounds)
         return [round_charge(party) for _ in rounds]
 
-    def least_in_sum(self: PrivateTraining, context: ClientContext) -> int:
+    def least_in_sum(self, context: ClientContext) -> int:
         """As many as the shares of noise are made for."""
-        return (
-            threshold(context.parties, context.aggregator.colluders)
-            if self.dp.noise == "shares"
-            else 0
-        )
+        return threshold(context.parties, context.aggregator.colluders)
 
-    def refuses_local(self: PrivateTraining, setting: LocalSetting) -> str:
-        """See `MethodConfig.refuses_local`: with shares of noise the server takes all steps."""
-        summed = self.dp.noise == "shares" and setting in LOCAL_STEPS
-        return (
-            'with params.dp.noise = "shares" the server takes each step, along the sum of gradients'
-            if summed
-            else ""
-        )
+
+@final
+class FedSGDDPClient(Party[FedSGDDPConfig]):
+    """A client. It keeps nothing between rounds."""
+
+    ROLE = "client"
+    STATE = ("params", "buffers", "opt")
+    CALLS = ("update",)
+    MEANS = ("update",)
+
+    def setup(self) -> None:
+        """The initial network."""
+        steps.init_network(self)
+        private.check(self)
+
+    def update(self, *, t: int, weights: dict[str, Tensor]) -> dict[str, Tree]:
+        """The sum of the own rows' gradients at the server's weights, with a share of noise."""
+        steps.set_weights(self, weights)
+        honest = self.cfg.least_in_sum(self.context) - self.context.aggregator.colluders
+        return {
+            "gradient": noisy_gradient(self, list(weights), honest, t=t),
+            "rows": self.row_count,
+        }
+
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: load the server's weights; adapt or fine-tune, depending on the
+        mode.
+        """
+        steps.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
 
 def guarantees(cfg: PrivateTraining) -> tuple[Guarantee, ...]:
     """The guarantee of the weights."""
 
     def spent(counts: Sequence[float]) -> float:
-        sizes = Counter(map(round, counts))
+        sizes = Counter(map(int, counts))
         return epsilon([release(cfg, d, rounds) for d, rounds in sizes.items()], cfg.dp.delta)
 
     planned = lambda party, rounds: [float(sum(w.numel() for w in party.params.values()))] * rounds
@@ -153,26 +190,45 @@ def rounded_sum(party: Party[PrivateTraining], names: Sequence[str], uniform: An
     return total
 
 
-def step(
-    fed: Federation,
-    server: steps.GlobalWeights,
-    chosen: Sequence[int],
-    cfg: PrivateTraining,
-    t: int,
-    least: int,
+def round(
+    fed: Federation, server: FedAvgServer, clients: Sequence[int], cfg: FedSGDDPConfig, t: int
 ) -> Iterator[str]:
-    """One step: the sum of all clients' gradients, if at least so many of them are in it."""
+    """One step along the sum of all clients' gradients, if it has enough shares of noise."""
     sent: Mapping[str, Tensor] = server.weights
     template: Template = {
         "gradient": {k: Shape("int64", *w.shape) for k, w in sent.items()},
         "rows": Shape("int64"),
     }
-    shared = {"t": t, "weights": sent}
-    found = fed.total(chosen, "update", expect=template, shared=shared, min_replies=least)
+    found = fed.total(
+        clients,
+        "update",
+        expect=template,
+        shared={"t": t, "weights": sent},
+        min_replies=cfg.least_in_sum(server.context),
+    )
     if found is not None and int(found.value["rows"]) > 0:
         rate = cfg.lr * cfg.dp.clip / STEPS / int(found.value["rows"])
-        moved = {
+        server.weights = {
             k: w - (found.value["gradient"][k].double() * rate).to(w.dtype) for k, w in sent.items()
         }
-        server.weights = moved
     yield "round"
+
+
+METHODS = (
+    Method(
+        name="fedsgd-dp",
+        title="Gradient descent on secure sums, to which each client adds a share of noise",
+        paper="N. Agarwal, P. Kairouz, Z. Liu: The Skellam Mechanism for Differentially Private "
+        "Federated Learning, NeurIPS 2021",
+        family="averaging",
+        config=FedSGDDPConfig,
+        round=round,
+        client=FedSGDDPClient,
+        server=FedAvgServer,
+        tasks=EVERY_TASK,
+        local=("class_weights",),
+        no_local="the server takes each step, along the sum of gradients",
+        needs=("one network", "secure sums"),
+        linear=True,
+    ),
+)

@@ -3,7 +3,7 @@
 A miniature of the run is timed for three rounds: the same method and settings, on random rows, with
 a small network that counts its rows. Its cost per round and evaluation is scaled to the run's
 rounds and clients, and to its networks by timing a few steps of each
-(`fedloom.experiment.estimate.speed`), so that it covers every method. The estimate is within a
+(`fedloom_papers.estimate.speed`), so that it covers every method. The estimate is within a
 factor of two if all clients fit into the miniature; it does not see rounds that differ from the
 first three.
 """
@@ -33,7 +33,6 @@ from fedloom.experiment.config.pretrained import AUTO, PretrainedConfig
 from fedloom.experiment.config.run import BlackBoxConfig, EngineConfig, EvaluateConfig, RunConfig
 from fedloom.experiment.config.section import validated
 from fedloom.experiment.config.sections import ChurnConfig
-from fedloom.experiment.estimate.speed import NetworkSpeed, Passes, Shape, speed
 from fedloom.experiment.plan.demand import evaluated
 from fedloom.experiment.plan.networks import COMMON, EXTRACTORS, architectures_of
 from fedloom.experiment.plan.run_plan import RunPlan
@@ -43,6 +42,7 @@ from fedloom.experiment.run.execute import execute
 from fedloom.models import BLACK_BOXES, MODELS
 from fedloom.models.parts import Classifier
 from fedloom.models.small import mlp
+from fedloom_papers.estimate.speed import NetworkSpeed, Passes, Shape, speed
 
 CLIENTS = 16
 """Maximum number of clients of a miniature; the cost of more is proportional."""
@@ -76,7 +76,7 @@ UNSEEN: DataSize = ((64,), 10, 5_000, 0)
 """The assumed size of data that is not available here."""
 COUNTED_COLUMNS = {"aligned", "unaligned", "blocks_per_party", "grid"}
 """Settings of `[columns]` that affect the cost; the others select classes."""
-STAND_IN = "fedloom.experiment.estimate.cost:stand_in"
+STAND_IN = "fedloom_papers.estimate.cost:stand_in"
 """The network of a miniature."""
 
 
@@ -88,7 +88,7 @@ class Cost:
         passes: forward passes of one row; a row in a training step counts 3.
         seconds: seconds on one core of this machine.
         gpu: rough seconds on one GPU: see `GPU_RATE` and `GPU_STEP` of
-            `fedloom.experiment.estimate.speed`.
+            `fedloom_papers.estimate.speed`.
         once: costs of pretraining by key; runs may share one.
     """
 
