@@ -5,6 +5,25 @@ In `STATE/approval` the node writes what waits (`RUN.waiting`), a command writes
 (`RUN.decision`), and the node keeps what it accepted (`accepted.json`). Where `roles` of node.toml
 names who decides, a decision counts only if it is signed by the key of a certificate with that name
 and role.
+
+A run at a site is in one of these states; the coordinator opens it again and again until it begins:
+
+                opened, `text` not                 decision "approve"
+                accepted before                    with the hash of `text`
+    unknown --------------------------> waiting -------------------------> approved --+
+       |                                 |   ^                                |   ^   | opened with
+       |                                 |   +--- opened with another text ---+   |   | this text:
+       |                                 |                                        +---+ it begins
+       |      approve = "auto", and a run of this text was accepted; or "off", or public data
+       +-------------------------------------------------------------> approved, or begins at once
+                                         |
+                  from any state         | decision "stop"
+                                         v
+                                      stopped     for ever, but for a later decision "approve"
+
+    waiting    `RUN.waiting`, no entry in accepted.json; calls are refused as PENDING
+    approved   accepted.json has the hash of the text; another text of this run waits again
+    stopped    accepted.json has "stopped"; work under way is undone, calls are refused as STOPPED
 """
 
 import json
