@@ -6,24 +6,23 @@ In `STATE/approval` the node writes what waits (`RUN.waiting`), a command writes
 names who decides, a decision counts only if it is signed by the key of a certificate with that name
 and role.
 
-A run at a site is in one of these states; the coordinator opens it again and again until it begins:
+A coordinator opens a run again and again until it may begin. A site is shown `text`
+(`terms.summary`), and approves the hash of it, so that the run with another text waits again:
 
-                opened, `text` not                 decision "approve"
-                accepted before                    with the hash of `text`
-    unknown --------------------------> waiting -------------------------> approved --+
-       |                                 |   ^                                |   ^   | opened with
-       |                                 |   +--- opened with another text ---+   |   | this text:
-       |                                 |                                        +---+ it begins
-       |      approve = "auto", and a run of this text was accepted; or "off", or public data
-       +-------------------------------------------------------------> approved, or begins at once
-                                         |
-                  from any state         | decision "stop"
-                                         v
-                                      stopped     for ever, but for a later decision "approve"
+    unknown --opened, with a text--> waiting --decision "approve" of this text--> approved
+       |                                ^                                          |   ^
+       |                                +-------- opened with another text --------+   |
+       |                                                                               |
+       +--opened with a text that was accepted before, and approve = "auto" -----------+
+       |
+       +--opened without a text (public data), or approve = "off": it begins, and stays unknown
 
-    waiting    `RUN.waiting`, no entry in accepted.json; calls are refused as PENDING
-    approved   accepted.json has the hash of the text; another text of this run waits again
-    stopped    accepted.json has "stopped"; work under way is undone, calls are refused as STOPPED
+    any of them --decision "stop"--> stopped --later decision "approve"--> waiting or approved
+
+    waiting    `RUN.waiting` has the text; calls are refused as PENDING
+    approved   accepted.json has the hash of the text: the run begins, and every later open, too
+    stopped    accepted.json has "stopped", though the decision may be deleted; work under way is
+               undone, and each call is refused as STOPPED
 """
 
 import json

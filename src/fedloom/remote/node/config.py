@@ -486,27 +486,28 @@ def _violations(
         yield f"this node has no data {run.data.name!r}"
         return
     data, schema = config.data[run.data.name], run.data.row_schema
+    own_rows = data.rows is not None
 
     # Of two sums over different nodes the difference tells of single ones. `quarantine` keeps a
     # run's sums among the same nodes, so that drawing some of them each round cannot work.
     draws = run.aggregate.secure and cfg.participants(run.data.training) < run.data.training
-    if draws and config.quarantine and data.rows is not None:
+    if draws and config.quarantine and own_rows:
         yield (
             "with secure sums all nodes take part in each round: set params.clients_per_round to "
             "none"
         )
 
     # The coordinator knows the run's seed, hence noise that is drawn from it.
-    if data.rows is not None and cfg.promises and not config.secret_noise:
+    if own_rows and cfg.promises and not config.secret_noise:
         yield (
             "a run that promises an ε needs noise that nobody knows: this node's owner must set "
             "secret_noise = true"
         )
-    if data.rows is not None and run.faults != Faults():
+    if own_rows and run.faults != Faults():
         yield "faults are for tests on public data sets: leave [faults] out"
 
     # the columns of a table of own rows; a file of images has none
-    if schema is not None and schema.kind == "table" and data.rows is not None:
+    if schema is not None and schema.kind == "table" and own_rows:
         options = data.own.options
         lacking = [column.name for column in schema.columns if column.name in data.lacks]
         if lacking and run.data.missing_columns != "allow":
@@ -557,18 +558,18 @@ def _violations(
                 )
 
     # what is predicted, for images as well: classes, or a number with its mean and s.d.
-    if schema is not None and data.rows is not None and schema.label_scale != data.label_scale:
+    if schema is not None and own_rows and schema.label_scale != data.label_scale:
         yield (
             f"label_scale of {run.data.name} must be that of this node, "
             f"{data.label_scale or 'none'}"
         )
-    if schema is not None and data.rows is not None and {*schema.classes} != {*data.classes}:
+    if schema is not None and own_rows and {*schema.classes} != {*data.classes}:
         yield f"classes of {run.data.name} must be those of this node: {_listed(data.classes)}"
 
     # Both sides must mean the same by the name: rows of the node's own, or a public data set. How a
     # run says that rows are the nodes' own depends on the method's setting.
     wants_own = run.data.own or run.columns.private
-    if wants_own != (data.rows is not None):
+    if wants_own != own_rows:
         kind = "a public set" if wants_own else "this node's own rows"
         section, hint = PLANNERS[method.setting].own_data
         yield f"{run.data.name!r} is {kind} here: {f'leave {section} out' if wants_own else hint}"

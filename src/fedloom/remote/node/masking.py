@@ -20,8 +20,9 @@ sum at a node goes through these states:
               keys of the others
     list      in place of shares, where the sum counts only if it is whole: nothing is ever opened
 
-Each may be taken once, in this order; otherwise it is refused, and nothing secret leaves. A restart
-drops a sum, and so do `MOST_SUMS` later ones: this node is then lost for it, whatever its state.
+Each but `deliver` may be taken once, in this order; otherwise it is refused, and nothing secret
+leaves. A restart drops a sum, and so do `MOST_SUMS` later ones: this node is then lost for it,
+whatever its state.
 """
 
 import logging
@@ -295,7 +296,8 @@ class SumKeeper:
     def masked(
         self, reply: Tree | Failure, request: Mapping[str, Any], shared: Tree
     ) -> Tree | Failure:
-        """The masked form of a party's reply, (d + 1,) int64; or the reason why it cannot be added.
+        """The masked form of a party's reply, (d,) int64 for d of `fixed_point.size`; or the reason
+        why it cannot be added.
 
         Args:
             reply: of the party.
