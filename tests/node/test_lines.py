@@ -23,8 +23,8 @@ def calls(folder: Path, numbers: range) -> None:
 def sums(folder: Path, numbers: range) -> None:
     record = SumRecord(folder)
     for k in numbers:
-        record.keep(f"{k:064x}", ["a", "b", "c"])
-        record.agree(f"{k:064x}", ["a", "b", "c"])
+        record.list_once(f"{k:064x}", ["a", "b", "c"])
+        record.agree_once(f"{k:064x}", ["a", "b", "c"])
 
 
 @pytest.mark.parametrize("record", [calls, sums])

@@ -147,7 +147,12 @@ def keepers(
         members = {str(k): n for k, n in enumerate(names) if n != name}
         (folder / name / run).mkdir(exist_ok=True)
         sets = Participants(folder / name / run, quarantine)
-        made.append(SumKeeper(cfg, None, members, f"{run}/1", SumRecord(folder / name), sets))
+        record = SumRecord(folder / name)
+        made.append(
+            SumKeeper(
+                cfg, None, members=members, context=f"{run}/1", record=record, participants=sets
+            )
+        )
     return made
 
 
@@ -204,12 +209,11 @@ def test_a_sum_has_as_many_nodes_as_its_shares_of_noise_are_made_for(tmp_path: P
         one._least = SumKeeper(
             node(tmp_path / one._own, name=one._own, min_sum=3),
             None,
-            {},
-            "run/1",
-            one._record,
-            one._participants,
-            0,
-            5,
+            members={},
+            context="run/1",
+            record=one._record,
+            participants=one._participants,
+            least=5,
         )._least
     take(six[:5], "enough", {"t": 0})
     with pytest.raises(CallRefused, match="at least 5 nodes"):

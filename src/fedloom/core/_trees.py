@@ -148,10 +148,13 @@ def check_like(node: Any, want: Any, path: str = "") -> None:
 
     A template is a tree whose leaves are tensors (`device="meta"` saves memory), `Shape`s, the
     types int, float, bool and str, or None; the type `object` matches anything. A tree fits if it
-    has the same keys in any order, and the same lengths, dtypes, shapes and types.
+    has the same keys in any order, and the same lengths, dtypes, shapes and types. It may
+    come from another party, so a refusal names kinds, and no value of it but a few keys.
     """
     if want is object:
         return
+
+    # containers: first their own keys or length, then each child; a tuple arrives as a list
     if isinstance(want, dict):
         if not isinstance(node, dict) or node.keys() != want.keys():
             refuse(path, f"expected the keys {_keys(want)}, got {_keys(node)}")
@@ -163,16 +166,24 @@ def check_like(node: Any, want: Any, path: str = "") -> None:
             refuse(path, f"expected a list of {len(want)}, got {got}")
         for i, child in enumerate(want):
             check_like(node[i], child, f"{path}[{i}]")
+
+    # tensors: the dtype and the number of axes, then each length; None in a Shape is any length
     elif isinstance(want, Tensor | Shape):
         dims = want.shape if isinstance(want, Tensor) else want.dims
-        same = (
+        alike = (
             isinstance(node, Tensor) and node.dtype == want.dtype and len(node.shape) == len(dims)
         )
-        if not same or any(d is not None and d != n for n, d in zip(node.shape, dims, strict=True)):
+        if not alike or any(
+            length is not None and length != own
+            for own, length in zip(node.shape, dims, strict=True)
+        ):
             refuse(
                 path,
                 f"expected {kind(want) if isinstance(want, Tensor) else want}, got {kind(node)}",
             )
+
+    # Plain leaves. Another template is a mistake of whoever wrote it. Types must be equal, not only
+    # fit: to Python True is an int, too. None stands for its own type.
     elif want is not None and not isinstance(want, type):
         refuse(path, f"a template holds tensors, Shapes, types and None, not {kind(want)}")
     elif type(node) is not (want or type(None)):
@@ -180,6 +191,7 @@ def check_like(node: Any, want: Any, path: str = "") -> None:
 
 
 def _keys(node: Any) -> str:
+    """The first keys of a dict, for a message: another party chose them, so few and short."""
     if not isinstance(node, dict):
         return kind(node)
     shown = [f"{str(key)[:40]!a}" for key in list(node)[:12]]

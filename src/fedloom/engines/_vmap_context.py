@@ -3,6 +3,18 @@
 Each tensor of a party's state is one slice of a stacked tensor, and `torch.func.vmap` turns every
 operation into one on all slices. State is written back only after the method has returned, so a run
 that fails changes nothing.
+
+`BatchedEngine` calls `run_vmapped` with the n parties of one batch. What differs between them goes
+in stacked, with an axis of n in front, which vmap hides from the method:
+
+    the network's state       views of the group's memory (G, nbytes): `VmapNetwork`
+    other state, arguments    stacked copies of the parties' own trees
+    numbers of the settings   (n,) each, chosen by the party's place `me`: `_differing`, `_at`
+    rows, plans of batches    gathered by `me` when the method reads them: `VmapContext`
+
+What comes out is stacked likewise, and is taken apart into replies, state and notes. Whatever
+else a method reads must be equal for all; if it is not, NotBatchable is raised, and the engine runs
+the method for each party in turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +58,15 @@ def run_vmapped(
     """Run `method` once for parties that differ only in weights, data, and the values of numbers;
     their replies.
 
-    `memory` (G, nbytes) uint8 holds the states of their group, in which `rows`, sorted, are theirs.
+    Args:
+        memory: (G, nbytes) uint8, the networks' states of the group that the parties belong to.
+        rows: the parties' places in `memory`, ascending.
+        parties: in the order of `rows`.
+        method: of the page.
+        shared: arguments that all parties get.
+        each: further arguments of each party, trees of one structure.
+        same: remembers which tensors are equal, from one call to the next.
+
     Raises NotBatchable, or torch's own error if it has no batching rule; the state is then
     unchanged.
     """
@@ -58,57 +78,79 @@ def run_vmapped(
         else torch.tensor(rows, device=memory.device)
     )
     block = memory[where]
+
+    # The stacked inputs. Versions tell later whether the method wrote into the own state in place.
     own = [p.own_state() for p in parties]
-    own_in, each_in = _stack(own), _stack(each)
-    versions = [x._version for x in own_in]
+    own_stacked, each_stacked = _stack(own), _stack(each)
+    versions = [x._version for x in own_stacked]
+    me = torch.arange(len(parties), device=memory.device)
+
+    # What the stand-in for a party needs. BatchNorm lets rows of padding change the other rows.
     contexts = [p.context for p in parties]
     rows_alone = not any(
         isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.module.modules()
     )
-    me = torch.arange(len(parties), device=memory.device)
     same = same or SameContent()
     numbers = _differing([p.cfg for p in parties], me.device)
     rates = _differing([p.net.optimizer for p in parties], me.device)
+
+    # vmap returns tensors alone: `work` leaves the structure of its results here instead.
     trees: dict[str, Any] = {}
     changed = False
 
     def work(
-        state: list[Tensor], own_: list[Tensor], each_: list[Tensor], me_: Tensor
+        state: list[Tensor], own_one: list[Tensor], each_one: list[Tensor], me_one: Tensor
     ) -> list[Tensor]:
+        """Call the method as if for one party: vmap calls this once, with tensors that stand for
+        one slice each.
+        """
         nonlocal changed
+
+        # settings and learning rates in which runs differ, as tensors () in place of numbers
         notes: dict[str, Tensor | float] = {}
         cfg, optimizer = parties[0].cfg, network.optimizer
         if numbers and isinstance(cfg, MethodConfig):
-            cfg = cfg.model_copy(update={k: _at(x, me_).float() for k, x in numbers.items()})
+            cfg = cfg.model_copy(update={k: _at(x, me_one).float() for k, x in numbers.items()})
         if rates:
-            optimizer = replace(optimizer, **{k: _at(x, me_) for k, x in rates.items()})  # type: ignore[type-var]
+            optimizer = replace(optimizer, **{k: _at(x, me_one) for k, x in rates.items()})  # type: ignore[type-var]
+
+        # a party of the same class, not set up again, as its state is given
         stacked = VmapNetwork(
             network, dict(zip(network.fields, state, strict=True)), notes, optimizer
         )
-        before = _refill(own[0], own_)
+        before = _refill(own[0], own_one)
         party = object.__new__(type(parties[0]))
         vars(party).update(
             cfg=cfg,
-            context=VmapContext(contexts, me_, same, rows_alone=rows_alone),
+            context=VmapContext(contexts, me_one, same, rows_alone=rows_alone),
             _network=stacked,
             _notes=notes,
             **before,
         )
-        reply = bound(party, method)(**shared, **_refill(each[0], each_))
-        in_place = [x._version for x in own_in] != versions
+        reply = bound(party, method)(**shared, **_refill(each[0], each_one))
+
+        # Own state that was assigned anew; all of it if any was changed in place. State that is not
+        # among the results stays the party's as it is.
+        in_place = [x._version for x in own_stacked] != versions
         changed_own = {k: v for k, v in party.own_state().items() if in_place or v is not before[k]}
         trees.update(reply=reply, own=changed_own, notes=notes)
         changed = stacked.changed
-        return [me_, *_tensors(trees), *(stacked.fields.values() if changed else ())]
+        # `me` first, so that there is a tensor to return of a method without a reply, too
+        return [me_one, *_tensors(trees), *(stacked.fields.values() if changed else ())]
 
     state = [f.view(block) for f in network.fields]
-    _, *out = vmap(work)(state, own_in, each_in, me)
+    _, *out = vmap(work)(state, own_stacked, each_stacked, me)
+
+    # Copy the results before memory is written: they may be views of it, such as sent weights.
     results = [x.clone() for x in out[: len(out) - (len(network.fields) if changed else 0)]]
+    # The fields follow the results; there are none if weights are unchanged, hence no `strict`.
     for f, x in zip(network.fields, out[len(results) :], strict=False):
         f.view(memory)[where] = x
+
+    # Give each party its slices.
     replies = []
     for i, party in enumerate(parties):
-        party.net.forget()
+        party.net.forget()  # a cached pass is of weights that may have changed
         result = _refill(trees, [x[i] for x in results])
         for name, value in result["own"].items():
             setattr(party, name, value)
@@ -122,18 +164,20 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _stack(trees: Sequence[Any]) -> list[Tensor]:
-    """The tensors of trees of one structure, stacked."""
+    """The tensors of n trees of one structure in tree order, each stacked to (n, …)."""
     return [torch.stack(same) for same in zip(*map(_tensors, trees), strict=True)]
 
 
 def _refill(tree: Any, tensors: Sequence[Tensor]) -> Any:
-    """The tree with its tensors replaced."""
+    """The tree with its tensors replaced, in tree order."""
     left = iter(tensors)
     return message.map_tensors(lambda _: next(left), tree)
 
 
 def _differing(objects: Sequence[Any], device: torch.device) -> dict[str, Tensor]:
-    """The numbers (G,) float64 in which configs or optimizers of several runs differ, by name."""
+    """The numbers (n,) float64 in which configs or optimizers of several runs differ, by name. Only
+    floats may differ: the engine groups parties by all else.
+    """
     first = objects[0]
     if all(o is first for o in objects):
         return {}

@@ -381,11 +381,21 @@ class NetEngine(Engine):
         return dict(zip(self._sessions, self._await(gathered()), strict=True))
 
     def _do(self, tasks: Sequence[Task], *, leave: bool, expect: Template) -> list[Any]:
-        """The results of all tasks, in order; parties work at the same time."""
+        """The results of all tasks, in order; parties work at the same time.
+
+        Args:
+            tasks: of one method and round, which share their arguments.
+            leave: whether replies stay at the nodes for peers; results are then references.
+            expect: the template of a reply, by which nodes check it; None for none.
+        """
+        # A node gets all tasks of its party in one call. The numbers are places in `tasks`.
         by_party: dict[int, list[int]] = {}
         for n, task in enumerate(tasks):
             by_party.setdefault(task.party, []).append(n)
         remote = {i: ns for i, ns in by_party.items() if i in self._sessions}
+
+        # Shared arguments are encoded once. If they cannot be sent, each task is refused with what
+        # it would have got, as in every engine.
         try:
             shared = message.encode(dict(tasks[0].shared)) if remote else b""
         except MessageError as error:
@@ -393,7 +403,8 @@ class NetEngine(Engine):
                 refusal(task, {**task.shared, **plain_arguments(task)}, error) for task in tasks
             ]
 
-        async def gathered() -> list[TaskResults]:
+        # Nodes work while this thread runs the colocated parties, which needs no asyncio loop.
+        async def answers_of_nodes() -> list[TaskResults]:
             await self._wait_for_nodes()
             sent = (
                 self._sessions[i].run_tasks([tasks[n] for n in ns], shared, leave, expect)
@@ -401,8 +412,10 @@ class NetEngine(Engine):
             )
             return await asyncio.gather(*sent)
 
-        results: dict[int, Any] = {}
-        future = asyncio.run_coroutine_threadsafe(gathered(), self._loop) if remote else None
+        results: dict[int, Any] = {}  # by the place of the task
+        future = (
+            asyncio.run_coroutine_threadsafe(answers_of_nodes(), self._loop) if remote else None
+        )
         for i in by_party.keys() - remote.keys():
             results.update(
                 zip(
@@ -414,7 +427,7 @@ class NetEngine(Engine):
         if future is not None:
             try:
                 answers = future.result()
-            except BaseException:
+            except BaseException:  # also when the run is stopped from the keyboard
                 future.cancel()
                 raise
             for (i, ns), answer in zip(remote.items(), answers, strict=True):

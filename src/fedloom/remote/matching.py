@@ -4,6 +4,21 @@ The coordinator is the active party, with labels and ids in its own file. By pri
 intersection it learns which of its ids each node has. It draws aligned and test rows among the ids
 that all parties have, and sends each node their positions in an order that both know. The result is
 kept in the run's folder as row numbers, so a resumed run does not repeat the alignment.
+
+The coordinator's side is `_MatchingSession`, the node's `fedloom.remote.node.matching`. The steps
+at each node, all nodes at the same time:
+
+    begin   the run's config and the number of ids goes; the node's number of ids comes
+    shard   openmined: of each shard a blinded request of ids goes, the answer comes: the ids that
+            both have
+    ids     plain, in place of shards: the hashes of all of the node's ids come
+    keep    the marks of all common ids in the announced order, and the node's roles by their
+            positions in it
+    leave   in place of keep, if the alignment failed
+
+Three orders of rows are in use. `places` are positions in the coordinator's file, whose ids are
+`own`. The announced order is that of `marks`, keyed hashes of the common ids, sorted: a node finds
+its own rows by them, and learns which are common. Row numbers are those of a party's own file.
 """
 
 import asyncio
@@ -154,17 +169,28 @@ class _MatchingSession:
         self._numbers = count()
 
     async def run(self, held: PartyFile, sha256: str) -> Matched:
-        """Align with all nodes; returns the coordinator's rows."""
+        """Align with all nodes; returns the coordinator's rows.
+
+        Args:
+            held: the coordinator's file.
+            sha256: of its content, by which a later resume sees that it has not changed.
+        """
         parties: list[_RemoteParty] = []
         try:
+            # Which of the coordinator's ids each node has. The coordinator itself is party 0.
             names = self._nodes.names
             links = await self._nodes.transport.connect(names, self._id, lambda *_: None)
             parties += map(_RemoteParty, range(1, len(names) + 1), names, links)
             await self._all(parties, self._find)
+
+            # Announce the ids that all have, by marks with a new key, and find the own rows in this
+            # order as a node does. `mark` names the alignment, so that a party can tell two apart.
             common = sorted(frozenset.intersection(*(party_node.places for party_node in parties)))
             key, mark = secrets.token_bytes(32), secrets.token_hex(16)
             marks = await asyncio.to_thread(announce, key, [self._own[place] for place in common])
             mine = await asyncio.to_thread(announced_rows, marks, self._own)
+
+            # Draw roles. `parts` (rows,) are classes, or ranges of a number; -1 without a label.
             parts, _ = held.strata
             roles, labeled = self._roles(parts, mine), parts[mine] >= 0
             positions = [_positions(roles, party_node.party, labeled) for party_node in parties]
@@ -180,6 +206,7 @@ class _MatchingSession:
             await self._all(parties, keep)
             self._log_learned(parties)
         except BaseException:
+            # Tell the nodes that have begun, which would else wait for their lease to end.
             goodbyes = (
                 self._ask(party_node, "leave", {}, deadline=PARTING)
                 for party_node in parties
@@ -191,6 +218,9 @@ class _MatchingSession:
             await asyncio.gather(
                 *(party_node.link.close() for party_node in parties), return_exceptions=True
             )
+
+        # the unaligned rows of each node: all but the common ones with a label, and what it was
+        # dealt
         others = [
             party_node.rows - int(labeled.sum()) + len(tree["dealt"])
             for party_node, tree in zip(parties, positions, strict=True)
@@ -225,7 +255,9 @@ class _MatchingSession:
         )
 
     async def _find(self, party_node: _RemoteParty) -> None:
-        """Find which of the coordinator's ids a node has."""
+        """Find which of the coordinator's ids a node has: `places`, and `rows` and `cuts` on the
+        way. A node that lost the alignment is asked again, and must answer the same.
+        """
         begin: dict[str, Tree] = {
             "protocol": payload.PROTOCOL,
             "version": __version__,
@@ -236,6 +268,8 @@ class _MatchingSession:
         if not 1 <= head["rows"] <= MOST:
             raise MessageError(f"a node must have 1 to {MOST:,} ids")
         party_node.rows = head["rows"]
+
+        # plain: 32 bytes, the SHA-256, of each of its ids, one after the other
         if self._run.columns.backend == "plain":
             _, rest = await self._ask(party_node, "ids", {})
             shown = bytes(rest[0]) if len(rest) == 1 else b""
@@ -243,6 +277,10 @@ class _MatchingSession:
                 raise MessageError("a node must send as many ids as it reports")
             theirs = {shown[start : start + 32] for start in range(0, len(shown), 32)}
             places = {place for place, digest in enumerate(self._own) if digest in theirs}
+
+        # openmined: both sides cut their ids by their hashes into as many shards, each matched on
+        # its own; `mine` are the places of a shard's ids. The reply has two messages: the node's
+        # ids of the shard under its key, and the request under both keys.
         else:
             party_node.cuts, places = shard_count(len(self._own), party_node.rows), set()
             for number, mine in enumerate(shards(self._own, party_node.cuts)):

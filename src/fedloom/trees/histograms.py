@@ -1,4 +1,20 @@
-"""What an owner computes for a tree: sums of integers by node and bin, and the node of each row."""
+"""What an owner computes for a tree: sums of integers by node and bin, and the node of each row.
+
+Rows n, columns F, trees T that grow at the same time. An owner keeps `bins` (n, F) of its rows, and
+`node` (T, n), the node that each row has reached in each tree. Once a level of the trees it moves
+rows to the children of nodes that were split (`move`), and counts in the nodes that are asked for:
+
+    gradient_histograms   boosting: (S, m, width), the statistics g, h and rows in all cells of all
+                          columns, of each of m nodes
+    class_histograms      forests: (K, N), rows by class in the bins of the columns that were drawn
+                          for each node, whose numbers differ
+
+Sums travel as words int64 that add up as the sums in them do, because several small ones fit one:
+`sent` and `received` for sums with a sign, `bundled` and `unbundled` for counts.
+
+Each loop exists twice: in NumPy, and compiled by Numba, whose loading pays off in a long process
+(`_loops`). Both give the same integers.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
@@ -25,7 +41,7 @@ CACHED: Final = 2**13
 """Rows whose numbers stay in the processor's cache."""
 COUNT: Final = 15
 """Bits of a count in a word."""
-_H: Final = COUNT + 13 + MOST_BITS  # bits of a count and a sum of h, below 2^(13 + MOST_BITS)
+_H: Final = COUNT + 13 + MOST_BITS  # 38: bits of a count and a sum of h, below 2^(13 + MOST_BITS)
 
 
 def packed(g: np.ndarray, h: np.ndarray) -> np.ndarray:
@@ -38,6 +54,8 @@ def packed(g: np.ndarray, h: np.ndarray) -> np.ndarray:
 
 def unpacked(words: np.ndarray) -> np.ndarray:
     """The three sums (3, …) int64 of g, h and rows in sums of words (…)."""
+    # g alone may be negative. It is the highest part, and the shift rounds down: h and rows, which
+    # are below it, only ever add to the word.
     low = words & ((1 << _H) - 1)
     return np.stack([words >> _H, low >> COUNT, low & ((1 << COUNT) - 1)])
 
@@ -47,7 +65,7 @@ def two_in_one(sums: np.ndarray) -> np.ndarray:
     their sums do.
     """
     words: np.ndarray = sums[0::2] << 32
-    words[: len(sums) // 2] += sums[1::2]
+    words[: len(sums) // 2] += sums[1::2]  # of an odd n the last word has one sum
     return words
 
 
@@ -55,6 +73,7 @@ def untwined(words: np.ndarray, n: int) -> np.ndarray:
     """The n sums (n,) int64 of words."""
     both = np.empty(2 * len(words), np.int64)
     both[1::2] = words.astype(np.int32)  # the lower 32 bits, with their sign
+    # without it: a lower half below 0 has borrowed 1 from the upper one
     np.right_shift(words - both[1::2], 32, out=both[0::2])
     return both[:n]
 
@@ -84,6 +103,7 @@ def bundled(counts: np.ndarray, most: int) -> np.ndarray:
     `most`.
     """
     bits = max(most.bit_length(), 1)
+    # (words, counts in a word); 63 bits, as the sign is left alone
     each = np.zeros((bundles(len(counts), most), 63 // bits), np.int64)
     each.ravel()[: len(counts)] = counts
     words: np.ndarray = (each << bits * np.arange(each.shape[1])).sum(1)
@@ -106,6 +126,7 @@ def bundled_by(counts: np.ndarray, bits: np.ndarray) -> np.ndarray:
     """Counts (K, N) as words int64 of as many as fit, whose sums over owners have the `bits` (N,)
     of their cell.
     """
+    # cells with equal bits together, the fewest bits first, as `unbundled_by` reads them
     parts = [bundled(counts[:, bits == b].ravel(), 2**b - 1) for b in np.unique(bits).tolist()]
     return np.concatenate([np.empty(0, np.int64), *parts])
 
@@ -132,7 +153,7 @@ def cells_of(bins: np.ndarray, layout: Bins) -> np.ndarray:
     return cells
 
 
-_seen = 0
+_seen = 0  # values that this process has gone through so far
 
 
 def _loops(values: int) -> ModuleType | None:
@@ -173,6 +194,9 @@ def gradient_histograms(
     """
     found = []
     for t, mine in _by_tree(tree):
+        # A slot is one of the tree's asked nodes, by its place among them. Words are added over at
+        # most `BLOCK` rows, opened, and only then added up, so that no sum in a word overflows.
+        # There is a turn without rows, too, from which `total` has its shape.
         slots, place, total = mine.stop - mine.start, _places(asked[mine]), np.zeros(1, np.int64)
         if (loops := _loops(cells.size)) is not None:
             for first in range(0, max(len(cells), 1), BLOCK):
@@ -180,15 +204,15 @@ def gradient_histograms(
                 loops.add_words(cells[some], words[t, some], node[t, some], place, width, out)
                 total = total + opened(out)
         else:
-            slot = place.take(node[t], mode="clip")
+            slot = place.take(node[t], mode="clip")  # (n,); -1 for a node that is not asked for
             rows = np.flatnonzero(slot >= 0)
             for first in range(0, max(len(rows), 1), BLOCK):
                 which = rows[first : first + BLOCK]
-                if len(rows) == len(cells):
+                if len(rows) == len(cells):  # all, such as of a root: views, not copies
                     index, own = cells[first : first + BLOCK], words[t, first : first + BLOCK]
                 else:
                     index, own = cells.take(which, 0), words[t].take(which)
-                if slots > 1:
+                if slots > 1:  # the cells of one node after the other's; int32, as `sums` takes it
                     index = index + (slot.take(which) * np.int32(width))[:, None]
                 total = total + opened(sums(index, own, slots * width))
         found.append(total.reshape(-1, slots, width))
@@ -227,6 +251,9 @@ def class_histograms(
             bins, y, weight, node, _places(asked), starts, columns.astype(np.int64), out
         )
         return out.T
+
+    # So many trees at once that their rows are about `PAIRS`; `mine` are the asked nodes of these
+    # trees, which are side by side, as `tree` ascends.
     parts = [np.zeros((classes, 0), np.int64)]
     at_once = max(1, PAIRS // max(1, len(y)))
     for first in range(0, len(node), at_once):
@@ -236,9 +263,11 @@ def class_histograms(
         some = slice(first, first + at_once)
         slot = _places(asked[mine]).take(node[some], mode="clip")
         starts, cells = _starts(widths[columns[mine]])
+        # pairs of a tree and a row that count: places in the flat (trees, n), with node and row
         each = np.flatnonzero((slot >= 0) & (weight[some] != 0))
         at, rows = slot.take(each), each % len(y)
-        index = starts.take(at, 0)  # of cells, by the bins of the node's columns; then by class
+        # (pairs, k): the cell of the row's bin in each of its node's columns, then of its class
+        index = starts.take(at, 0)
         index += bins.take(columns[mine].take(at, 0) + (rows * bins.shape[1])[:, None])
         index *= classes
         index += y.take(rows)[:, None]
@@ -256,9 +285,11 @@ def sums(index: np.ndarray, weights: np.ndarray, cells: int) -> np.ndarray:
     """
     from scipy.sparse import csc_array
 
+    # The matrix (cells, m) has in column i, of row i, a 1 at each of its k cells: `index` has the
+    # cells column by column, `ends` where each column ends, as SciPy's CSC format wants them.
     m, k = index.shape
     ends = np.arange(0, m * k + 1, k, dtype=np.int32)
-    # of a power of two, so that few are kept
+    # ones of a power of two, so that the cache of `_ones` keeps few lengths
     ones = _ones(1 << max(m * k - 1, 0).bit_length())[: m * k]
     found: np.ndarray = csc_array((ones, index.ravel(), ends), shape=(cells, m)) @ weights
     return found
@@ -290,13 +321,14 @@ def move(
         child: (s,) the left child; the right one has the next number.
     """
     for t, mine in _by_tree(tree):
-        # (s, B) child by bin
+        # `to` (s, B): the child to which each bin goes; the right one is the left one plus 1
         place, to = _places(split[mine]), (child[mine, None] + ~left[mine]).astype(np.int32)
         if (loops := _loops(node.size)) is not None:
             loops.move(node[t], bins, place, column[mine].astype(np.int64), to)
         elif node.size and (nodes := int(node[t].max()) + 1) <= FEW:
             _move_all(node[t], bins, nodes, split[mine], column[mine], to)
         else:
+            # only the rows in nodes that were split, which may be few in a deep tree
             at = place.take(node[t], mode="clip")
             rows = np.flatnonzero(at >= 0)
             at = at.take(rows)
@@ -315,12 +347,15 @@ def _move_all(
     """As `move`, of one tree with few nodes: also the rows of the others move, to
     their own node.
     """
+    # Of every node the column that its rows look at (any one, if it was not split), and the next
+    # node by bin, flat (nodes B,): the node itself, if it was not split.
     columns = np.zeros(nodes, np.int64)
     next_ = np.repeat(np.arange(nodes, dtype=np.int32), to.shape[1])
     here = slice(None, np.searchsorted(split, nodes))  # a split node may have no rows
     columns[split[here]] = column[here]
     next_.reshape(nodes, -1)[split[here]] = to[here]
     begins = np.arange(0, CACHED * bins.shape[1], bins.shape[1])  # of rows in `flat`
+    # A few rows at a time, which stay in the cache; `own` is a view, so that `node` is written.
     for first in range(0, len(node), CACHED):
         own, flat = node[first : first + CACHED], bins[first : first + CACHED].ravel()
         at = columns.take(own)
@@ -331,8 +366,8 @@ def _move_all(
 
 
 def _by_tree(tree: np.ndarray) -> Iterator[tuple[int, slice]]:
-    """Each tree with the slice of its nodes."""
-    if len(tree) and tree[0] == tree[-1]:
+    """Each tree with the slice of its nodes, of nodes whose trees (m,) are side by side."""
+    if len(tree) and tree[0] == tree[-1]:  # one tree, as for two classes or a number
         yield int(tree[0]), slice(0, len(tree))
         return
     borders = [0, *(np.flatnonzero(np.diff(tree)) + 1).tolist(), len(tree)]
@@ -345,6 +380,7 @@ def _places(among: np.ndarray) -> np.ndarray:
     """The place of each node among some ascending nodes, -1 for none, as for all nodes from the
     last place on.
     """
+    # The last place is -1, and so is what `take` with mode "clip" finds for all nodes above.
     places = np.full(int(among[-1]) + 2, -1, np.int32)
     places[among] = np.arange(len(among))
     return places

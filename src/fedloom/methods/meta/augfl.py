@@ -369,9 +369,11 @@ class AugFLServer(Party[AugFLConfig]):
         return outputs
 
     def _slope(self, which: Tensor) -> dict[str, Tensor]:
-        """The gradient of R_h, but for `l2`, on own rows `which` (B,). The state of
-        CRD is updated.
+        """The gradient of R_h, but for `l2`, on own rows `which` (B,), by the server's names of the
+        parameters. The state of CRD is updated.
         """
+        # The network gives features (B, d), as `setup` wraps it; its last layer makes logits of
+        # them.
         cfg, task, y = self.cfg, self.context.task, self.data.y(which)
         features = self.model(self.data.x(which))
         logits = linear(features, self.live)
@@ -381,9 +383,13 @@ class AugFLServer(Party[AugFLConfig]):
         if cfg.kl:
             temperature = cfg.kl_temperature if task.kind == "classes" else 1.0  # numbers have none
             target = task.soft(self.teacher["logits"][which], temperature)
+            # squared, as a temperature divides the gradient of the divergence by its square
             terms["kl"] = cfg.kl * temperature**2 * task.distill(target, logits, temperature)
+
+        # CRD: both networks' features as unit vectors, by linear maps that learn besides θ. `maps`
+        # are copies whose gradients are wanted; the state keeps tensors without.
         if cfg.crd:
-            if not self.crd:
+            if not self.crd:  # the first batch, which knows the widths of the features
                 with self.seeded("crd"):
                     teacher_width = self.teacher["features"].shape[1]
                     begun = crd.init(len(self.data), features.shape[1], teacher_width, cfg.crd_dim)
@@ -395,12 +401,17 @@ class AugFLServer(Party[AugFLConfig]):
             vectors = crd.embed(
                 maps, {"student": features, "teacher": self.teacher["features"][which]}
             )
+            # negative_rows (B, n): for each row of the batch those of other classes among all own
+            # rows; of a number all others
             of, every = torch.arange(len(self.data), device=which.device), task.kind == "number"
             negative_rows = which[:, None] != of if every else y[:, None] != self.data.y(of)
             value, z = crd.loss(
                 self.crd, vectors, which, negative_rows, cfg.crd_temperature, cfg.crd_negatives
             )
             terms["crd"] = cfg.crd * value
+
+        # One backward pass for θ and the maps, whose names have a space, as no parameter's has. A
+        # parameter that no term uses gets 0, such as those of the last layer with CRD alone.
         for name, term in terms.items():
             self.note(f"transfer {name}", term.detach())
         tuned = {**self.live, **{f"{net} {k}": w for net, m in maps.items() for k, w in m.items()}}
@@ -412,6 +423,8 @@ class AugFLServer(Party[AugFLConfig]):
                 strict=True,
             )
         )
+
+        # One step of the maps; the banks get the batch's vectors, by the maps before it.
         if cfg.crd:
             gradients = {net: {k: slopes.pop(f"{net} {k}") for k in m} for net, m in maps.items()}
             moved = crd.descend(self.crd["maps"], gradients, cfg.crd_lr, cfg.crd_weight_decay)

@@ -6,6 +6,18 @@ Columns are numbers, an indicator for each word of a category but the first, and
 coefficient; the first one with a row is then the reference. Rows with a missing value are left out;
 or, with `missing = "indicator"`, each column has an indicator of its missing values, which count as
 the mean. A number to predict has a mean and a scale too.
+
+An owner's columns are (n, p) in the order of `labels`, which all parties know from the run's
+schema; a number to predict is one more at the end where sums are taken (`measured`). The server
+calls `agree` once, before the first step; its three questions are the methods `exponents`, `sums`
+and `squares` of the owners. What it returns is the `design`, of which owners get what they need
+with each later question, so that all standardize alike:
+
+    mean, scale, kept     (p,) of each column; `kept` says which are in the model
+    outcome               (2,) mean and scale of a number to predict; zeros for classes
+    rows, by_class, all   complete rows; those by class; with the incomplete ones
+    negative              complete rows whose number to predict is below 0, which no count is
+    left_out, reference   for the table of the fit: see `inference.fit`
 """
 
 from collections.abc import Mapping, Sequence
@@ -146,6 +158,8 @@ def references(
     """
     left_out, named = [], {}
     for name, words, at in levels(party):
+        # the rows of each level but the first; if they are all rows that have a value, none is left
+        # for the first one, and the indicators would add up to the intercept
         own = np.rint(rows[at : at + len(words) - 1])
         if len(own) and own.sum() == present[at]:
             first = int(np.flatnonzero(own)[0]) if own.any() else 0
@@ -300,9 +314,11 @@ def agree(
     scale, the rows by class, all rows, those left out by the reason, and the references of
     categories whose first word has no row; {} if an owner's sums are missing.
     """
+    # First question: rows, and how large each column's numbers are, by exponent. The unit in which
+    # a column is added up follows from the largest one.
     number, K = for_number(server), server.context.classes
-    p = len(labels(server)) + number
-    whole = Shape("int64")
+    p = len(labels(server)) + number  # here a number to predict is the last column
+    count = Shape("int64")
     expect = {"rows": Shape("int64", 1 if number else K), "exponents": Shape("int64", p, 256)}
     if indicated(server):
         expect["present"] = Shape("int64", p)
@@ -310,7 +326,7 @@ def agree(
         clients,
         "exponents",
         shared={"t": t},
-        expect={**expect, "negative": whole, "held": whole, "all": whole},
+        expect={**expect, "negative": count, "held": count, "all": count},
         min_replies=len(clients),
     )
     if counted is None:
@@ -322,6 +338,9 @@ def agree(
         raise MethodError(
             "no row is complete: fill missing values, or leave the columns that lack them out"
         )
+
+    # Second question: sums, hence means. With indicators a mean is over the rows that have a value
+    # (`present` (p,), at least 1 of a column that nobody has); otherwise all rows have all values.
     shared, of_columns = {**tensors(exponent=exponent), "rows": rows}, {"sums": Shape("int64", p)}
     found = fed.total(clients, "sums", shared=shared, expect=of_columns, min_replies=len(clients))
     if found is None:
@@ -329,18 +348,25 @@ def agree(
     present = np.maximum(counted.value["present"].numpy(), 1) if indicated(server) else rows
     unit = 2.0 ** -newton.bits_for(rows)
     mean = np.ldexp(found.value["sums"].numpy() * unit / present, exponent)
+
+    # Third question: squares about the means, hence scales, precise also where the mean is large.
+    # Owners halve the differences (`squares`), which may be twice as large as a number.
     about = {**shared, **tensors(mean=mean)}
     found = fed.total(clients, "squares", shared=about, expect=of_columns, min_replies=len(clients))
     if found is None:
         return {}
     scale = np.ldexp(np.sqrt(found.value["sums"].numpy() * unit / present), exponent + 1)
-    use = scale > 1e-9 * np.abs(mean)
-    first, named = references(server, mean * present, np.broadcast_to(present, p))
-    use[first] = False
+
+    # Leave out columns that are constant up to rounding, and indicators that became a reference.
+    # The sum of an indicator is its rows.
+    kept_columns = scale > 1e-9 * np.abs(mean)
+    of_reference, named = references(server, mean * present, np.broadcast_to(present, p))
+    kept_columns[of_reference] = False
+
     outcome = np.array([mean[-1], scale[-1]]) if number else np.zeros(2)
     end = p - number
-    numbers = tensors(mean=mean[:end], scale=scale[:end], kept=use[:end], outcome=outcome)
-    known = server.context.left_out
+    numbers = tensors(mean=mean[:end], scale=scale[:end], kept=kept_columns[:end], outcome=outcome)
+    known = server.context.left_out  # by reason; at nodes the owners alone know their test rows
     left_out = {**known, "test": known.get("test", 0) + int(counted.value["held"])}
     of_rows = {"rows": rows, "by_class": by_class, "all": int(counted.value["all"])}
     negative = int(counted.value["negative"])

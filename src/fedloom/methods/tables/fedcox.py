@@ -188,7 +188,7 @@ class FedCoxServer(Party[FedCoxConfig]):
         """Go half the way back to the last accepted coefficients."""
         self.beta = (self.beta + self.accepted["beta"]) / 2
 
-    def take(self, sums: np.ndarray, bits: int) -> None:
+    def newton_step(self, sums: np.ndarray, bits: int) -> None:
         """One step of Newton's method from the sums (T, 1 + p + p (p + 1) / 2) at `beta`."""
         beta, p = self.beta.numpy(), len(self.beta)
         at_risk = np.cumsum(sums[::-1], axis=0)[::-1] * 2.0**-bits
@@ -348,7 +348,7 @@ def round(
         clients, "hazards", shared={**shared, "bits": bits}, expect=expect, min_replies=n
     )
     if found is not None:
-        server.take(found.value["sums"].numpy(), bits)
+        server.newton_step(found.value["sums"].numpy(), bits)
     yield "round"
 
 

@@ -20,6 +20,12 @@ Columns are numbers, an indicator for each word of a category but the first, and
 fit, or have indicators (`missing`). Each row's part of a sum is rounded before it is added
 (`fedloom.methods.tables.newton`), so that the model has the same bits however rows are split.
 
+The server keeps two sets of coefficients: `beta`, which are tried next, and `accepted`, at which
+the likelihood was the highest so far. Each round asks owners for the derivatives at `beta`, and
+`newton_step` makes the next ones of them (for random effects `take_effects`). Both are of
+standardized columns, (k, p): k linear predictors, one for each class but the first, or one; p
+columns with the intercept. `findings` brings them back to the columns as they are.
+
 Messages: sums up; means, scales and coefficients down. A sum over one owner with few rows tells
     much of them.
 
@@ -197,16 +203,22 @@ class FedGLMServer(Party[FedGLMConfig]):
         """Go half the way back to the last accepted coefficients."""
         self.beta = (self.beta + self.accepted["beta"]) / 2
 
-    def take(self, value: float, gradient: np.ndarray, hessian: np.ndarray) -> None:
+    def newton_step(self, value: float, gradient: np.ndarray, hessian: np.ndarray) -> None:
         """One step of Newton's method from the log-likelihood and its derivatives at `beta`: see
-        `newton.opened`.
+        `newton.opened`. `hessian` (k p, k p) is the negative one.
         """
+        # penalties (k p,) of each coefficient, 0 of the intercepts, and what is to be maximized
         beta, (k, p) = self.beta.numpy().ravel(), self.beta.shape
         penalty = self.cfg.l2 * np.tile(np.r_[0.0, np.ones(p - 1)], k)
         l1 = self.cfg.l1 * np.tile(np.r_[0.0, np.ones(p - 1)], k)
         target = value - 0.5 * float(penalty @ (beta * beta)) - float(l1 @ np.abs(beta))
+
+        # The step was too long; a fall as small as rounding is none.
         if self.accepted and target < self.accepted["target"] - 1e-9 * abs(target):
             return self.back()
+
+        # The next step. The derivatives are of the penalized likelihood, without the l1, which has
+        # none at 0: `newton.sparse` finds the best coefficients of the quadratic model with it.
         hessian, gradient = hessian + np.diag(penalty), gradient - penalty * beta
         if self.cfg.l1:
             covariance, found = np.zeros_like(hessian), newton.sparse(hessian, gradient, beta, l1)
@@ -214,16 +226,20 @@ class FedGLMServer(Party[FedGLMConfig]):
                 raise MethodError(newton.NOT_SPARSE)
             step = found - beta
         else:
+            # Least squares have coefficients unless columns are collinear; the others also grow for
+            # ever where columns separate classes (each row's likelihood nears 1) or counts.
             inverse = (newton.inverse if family(self) == "normal" else newton.bounded)(hessian)
             if inverse is None or (
                 family(self) == "classes" and value > -SEPARATE * self.design["rows"]
             ):
                 raise MethodError(newton.not_unique(hessian, designs.names(self, self.design)))
             covariance, step = inverse, inverse @ gradient
+
+        # These coefficients are accepted, also as the last ones: then the step is not taken.
         self.done = bool(np.abs(step).max() < newton.SMALL_STEP)
         numbers = tensors(beta=self.beta.numpy(), covariance=covariance)
         self.accepted = {**numbers, "target": target, "value": value}
-        self.null = value if self.null is None else self.null
+        self.null = value if self.null is None else self.null  # at the first coefficients
         if not self.done:
             self.beta = self.beta + torch.from_numpy(step.reshape(k, p))
 
@@ -234,6 +250,8 @@ class FedGLMServer(Party[FedGLMConfig]):
         fit = mixed.opened(sums, self.beta.shape[1], self.design["rows"], bits)
         if fit is None:
             raise MethodError(newton.NOT_UNIQUE)
+
+        # the interval that has the best ratio, which each fit closes from one side
         low, high = (
             self.accepted.get(end, start)
             for end, start in (("low", mixed.LEAST), ("high", mixed.MOST))
@@ -258,6 +276,11 @@ class FedGLMServer(Party[FedGLMConfig]):
         """
         if not self.accepted:
             return ()
+
+        # Coefficients and errors (k, p) of the columns as they are; `value` is the log-likelihood.
+        # By least squares the number to predict is standardized still: coefficients are multiplied
+        # by `scale`, and `mean` is added to the intercept (`np.eye(1, p)` is 1 there, and 0
+        # elsewhere).
         beta, errors = inference.estimates(self.design, self.accepted, designs.offsets(self))
         value = self.accepted["value"]
         names = designs.names(self, self.design)
@@ -269,17 +292,23 @@ class FedGLMServer(Party[FedGLMConfig]):
         titles = [f"Coefficients of {other} against {first}" for other in others]
         if designs.for_number(self):
             titles = ["Coefficients"]
+
+        # with l1: no errors, as a coefficient of exactly 0 has none
         if self.cfg.l1:
             if family(self) == "normal":
                 beta = scale * beta + mean * np.eye(1, beta.size)
             used = float((beta[:, 1:] != 0).sum())
             found = [
-                inference.without_errors(t, names, b) for t, b in zip(titles, beta, strict=True)
+                inference.without_errors(title, names, own)
+                for title, own in zip(titles, beta, strict=True)
             ]
             return (
                 *found,
                 inference.fit(self.design, [("coefficients that are not 0", used)], self.done),
             )
+
+        # Least squares: the residual variance is estimated, with `left` degrees of freedom, hence
+        # Student's t. `value` is half the negative sum of squares, in units of `scale`².
         if family(self) == "normal":
             left = rows - beta.size
             if left < 1:
@@ -288,7 +317,7 @@ class FedGLMServer(Party[FedGLMConfig]):
                     "columns out"
                 )
             beta = scale * beta + mean * np.eye(1, beta.size)
-            if self.cfg.owners == "random":
+            if self.cfg.owners == "random":  # its covariance has the residual variance already
                 table = inference.coefficients(titles[0], names, beta[0], errors[0] * scale, level)
                 more = inference.of_effects(self.design, self.accepted)
                 return table, inference.fit(self.design, more, self.done)
@@ -298,12 +327,15 @@ class FedGLMServer(Party[FedGLMConfig]):
             )
             more = inference.of_numbers(rows, beta.size, -2 * value * scale**2, rows * scale**2)
             return table, inference.fit(self.design, more, self.done)
+
+        # Classes and counts: a test against the likelihood of intercepts alone, which shares of
+        # classes tell; of counts it is that at the first coefficients, which are the mean's.
         null = inference.of_classes(self.design["by_class"].numpy())
         if family(self) == "poisson":
             null = float(self.null or 0.0)
         tables = [
-            inference.coefficients(t, names, b, e, level)
-            for t, b, e in zip(titles, beta, errors, strict=True)
+            inference.coefficients(title, names, own, error, level)
+            for title, own, error in zip(titles, beta, errors, strict=True)
         ]
         return (
             *tables,
@@ -338,9 +370,15 @@ def rows_of(party: FedGLMClient, design: Mapping[str, Any]) -> tuple[np.ndarray,
 def round(
     fed: Federation, server: FedGLMServer, clients: Sequence[int], cfg: FedGLMConfig, t: int
 ) -> Iterator[str]:
-    """One step of Newton's method."""
+    """One step of Newton's method.
+
+    Every sum needs all owners (`all_of_them`): of fewer it would be another model. A round in which
+    one is missing changes nothing, and the next one asks the same.
+    """
     if server.done:
         return
+
+    # the first round: columns, means and scales; coefficients 0
     if not server.design:
         design = designs.agree(fed, server, clients, t)
         if not design:
@@ -350,10 +388,16 @@ def round(
                 "the number to predict is the same in all complete rows: there is nothing to fit"
             )
         server.begin(design)
+
+    # What owners need to standardize their rows. Parts of a sum have `bits` behind the point, so
+    # that no sum overflows; for classes and least squares a row's part is at most 64 on average.
     all_of_them, (k, p) = len(clients), server.beta.shape
     design = {name: server.design[name] for name in ("mean", "scale", "kept", "outcome", "rows")}
     shared = {"design": design, "beta": server.beta}
     bits = newton.bits_for(server.design["rows"], 64)
+
+    # Poisson parts have no bound beforehand, so the owners count theirs by exponent; where one is
+    # beyond all, the step was too long.
     if family(server) == "poisson":
         shape = {"rows": Shape("int64", 256)}
         reached = fed.total(clients, "reach", shared=shared, expect=shape, min_replies=all_of_them)
@@ -383,7 +427,7 @@ def round(
         min_replies=all_of_them,
     )
     if found is not None:
-        server.take(*newton.opened(found.value["sums"].numpy(), p, k, bits))
+        server.newton_step(*newton.opened(found.value["sums"].numpy(), p, k, bits))
     yield "round"
 
 
@@ -396,10 +440,11 @@ def at_once(
     z, y = rows_of(client, design)
     for _ in range(rounds):
         if not server.done:
+            # slope (k, n), weight (k, k, n); the Hessian has a block (p, p) for each two predictors
             value, slope, weight = newton.likelihood(family(client), z, y, server.beta.numpy())
             k = len(slope)
             blocks = [[(z.T * weight[a, b]) @ z for b in range(k)] for a in range(k)]
-            server.take(float(value.sum()), (slope @ z).ravel(), np.block(blocks))
+            server.newton_step(float(value.sum()), (slope @ z).ravel(), np.block(blocks))
     client.design, client.beta = dict(design), server.accepted["beta"]
 
 

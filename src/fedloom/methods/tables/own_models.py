@@ -8,6 +8,13 @@ Columns are numbers, an indicator for each word, and one of missing values for e
 owner fills numbers with its own medians, and scales columns by its own means and standard
 deviations: a model of one owner reads the rows of another in the other's units, and no scale is
     agreed. Columns that are constant at an owner stay out of its models.
+
+A method page calls `mixed` when it predicts with the joint model. `exchange` sends models as arrays
+(`template`, `sent`), and owners predict by those of others (`problem`, `prediction_of`) without
+scikit-learn's objects, which are not sent. A fitted model is a pair: scikit-learn's object or
+`Constant`, and `varies` (p,) bool, the columns that it reads; its column j is thus the j-th of
+those that vary. K is the number of classes of the run, of which an owner may have a few; 1 of a
+number.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -178,21 +185,24 @@ def template(kind: str, p: int, K: int) -> dict[str, Shape]:
 
 
 def sent(kind: str, model: tuple[Any, np.ndarray], K: int) -> dict[str, Tensor]:
-    """A fitted model as arrays: logits, or the number, as weight x + bias; or the nodes of all
-    trees, each tree's first in `root`, with values of leaves alone.
+    """A fitted model as arrays over all p columns and K classes: see `template`.
+
+    "linear": logits (K,), or the number, as weight (K, p) x + bias (K,). "forest": the nodes (m,)
+    of all trees one after the other, each tree's first in `root`; `feature`, `left` and `right` are
+    -1 of a leaf, and leaves alone have a `value` (K,).
     """
     box, varies = model
-    used = np.flatnonzero(varies)
+    used = np.flatnonzero(varies)  # the column, of all p, of each one that the model reads
     if kind == "linear":
         weight, bias = np.zeros((K, len(varies))), np.full(K, 0.0 if K == 1 else NEVER)
-        if isinstance(box, Constant):
+        if isinstance(box, Constant):  # it predicts the same of any row, such as of this one
             if K == 1:
                 bias[:] = box.predict(np.zeros((1, 1)))
             else:
                 bias[box.classes_] = np.log(box.predict_proba(np.zeros((1, 1)))[0])
         elif K == 1:
             weight[0, used], bias[0] = box.coef_, box.intercept_
-        elif len(box.classes_) == 2:
+        elif len(box.classes_) == 2:  # one row, of the second class against the first
             weight[box.classes_[1], used], bias[box.classes_] = (
                 box.coef_[0],
                 (0.0, box.intercept_[0]),
@@ -200,6 +210,8 @@ def sent(kind: str, model: tuple[Any, np.ndarray], K: int) -> dict[str, Tensor]:
         else:
             weight[np.ix_(box.classes_, used)], bias[box.classes_] = box.coef_, box.intercept_
         return tensors(weight=weight, bias=bias)
+
+    # a forest of one tree that is one leaf
     if isinstance(box, Constant):
         leaf = predicted((box, varies), np.zeros((1, len(varies)), np.float32), K)
         end = np.full(1, -1, np.int32)
@@ -211,14 +223,19 @@ def sent(kind: str, model: tuple[Any, np.ndarray], K: int) -> dict[str, Tensor]:
             threshold=np.zeros(1),
             value=leaf.astype("f4"),
         )
+
+    # Each tree's nodes after those of the trees before; `at` is the number of its first one.
     parts, roots, at = list[dict[str, np.ndarray]](), list[int](), 0
     for one in (each.tree_ for each in box.estimators_):
         inner = one.children_left >= 0
         value = np.zeros((one.node_count, K), np.float32)
-        found = one.value[:, 0]
+        found = one.value[:, 0]  # (nodes, own classes) rows or shares by class; (nodes, 1) a mean
         value[:, np.arange(K) if K == 1 else box.classes_] = (
             found if K == 1 else found / found.sum(1, keepdims=True)
         )
+        # What inner nodes predict, and a leaf's column and threshold, mean nothing, so they are not
+        # sent. The threshold stays float64: rounded, it could send a row of its value to the other
+        # side.
         parts.append(
             {
                 "left": np.where(inner, one.children_left + at, -1),

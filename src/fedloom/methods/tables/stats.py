@@ -390,7 +390,11 @@ def quartiles(
 ) -> dict[str, Tensor] | None:
     """The quartiles (p, 3) of the numbers, and `between` (p,): see `cells`. None if an owner's sums
     are missing.
+
+    A quartile lies between two rows of its column, whose ranks n tells. Each of the (up to) six
+    rows of a column is looked for alone, in a cell that one question after the other divides.
     """
+    # Columns with one number or none have no cells: that number is all quartiles.
     (mean, sd), n = server.spreads().T[:2], server.found["known"].numpy()
     out = np.repeat(np.where(n > 0, mean, 0)[:, None], 3, axis=1)
     apart = np.zeros(len(n), np.int64)
@@ -399,9 +403,14 @@ def quartiles(
         return tensors(quartiles=out, between=apart)
 
     def asked(counts: int, most: int, shared: Any, **more: Shape) -> dict[str, Any]:
+        """How to ask all owners for so many counts, whose sums are at most `most`: the fewer bits
+        these have, the more of them share a word.
+        """
         expect = {**more, "rows": Shape("int64", bundles(counts, most))}
         return {"shared": {**shared, "most": most}, "expect": expect, "min_replies": len(clients)}
 
+    # The first question: rows (q, 16) of each of q columns, below the stretch around the mean, and
+    # in all cells of the stretch but the last one.
     most = int(n.max())
     moments = tensors(column=column, mean=mean[column], sd=sd[column])
     each = asked(len(column) * CELLS, most, moments, between=Shape("int64", len(column)))
@@ -410,27 +419,35 @@ def quartiles(
         return None
     apart[column] = found.value["between"].numpy()
     rows = unbundled(found.value["rows"].numpy(), len(column) * CELLS, most).reshape(-1, CELLS)
+
+    # `around`: (column, share) -> the ranks of the two rows around a quartile, and its place
+    # between them. `placed`: (column, rank) -> what is known of a row, first the cell of the
+    # stretch.
     target, placed = server.context.target, dict[tuple[int, int], Placed]()
-    about = {
+    around = {
         (f, share): neighbors(share, int(n[f])) for f in column.tolist() for share in QUARTILES
     }
     for f, counts in zip(column.tolist(), rows, strict=True):
         cells = ends_of_cells(mean[f] - FARTHEST * sd[f], mean[f] + FARTHEST * sd[f], CELLS)
-        below = np.append(counts.cumsum(), n[f])
-        shift = target.shift if target and f == len(n) - 1 else 0.0
-        for rank in (rank for share in QUARTILES for rank in about[f, share][:2]):
+        below = np.append(counts.cumsum(), n[f])  # (17,); what is beyond counts for the last cell
+        shift = target.shift if target and f == len(n) - 1 else 0.0  # the last column is the target
+        for rank in (rank for share in QUARTILES for rank in around[f, share][:2]):
             found_in = cell_of(rank, cells, below)
-            crowded = 2 * found_in[-1] > n[f]
+            crowded = 2 * found_in[-1] > n[f]  # then parts by the size of numbers divide it sooner
             placed[f, rank] = Placed(f, rank, *found_in, crowded, shift=shift)
 
     def open_() -> set[tuple[int, int]]:
-        """The rows whose places are not known well enough."""
-        ends = {f: [about[f, share][0] for share in QUARTILES] for f in column.tolist()}
+        """The rows whose places are not known well enough: by the least distance that the first
+        and the last quartile may have, so that what is known is never too coarse.
+        """
+        ends = {f: [around[f, share][0] for share in QUARTILES] for f in column.tolist()}
         span = {
             f: placed[f, last].low - placed[f, first].high for f, (first, _, last) in ends.items()
         }
         return {key for key, row in placed.items() if not row.known(span[key[0]])}
 
+    # Divide the cells of these rows, each cell once though several rows may be in it; sorted, so
+    # that a question does not depend on a set's order. No part has more rows than its cell.
     for _ in range(QUESTIONS):
         if not (left := open_()):
             break
@@ -446,8 +463,10 @@ def quartiles(
         for key in left:
             cell = placed[key].cell
             placed[key] = placed[key].after(cuts[cell], by_cell[cell])
+
+    # Each quartile from its two rows; NaN where one is still in a long cell.
     unknown = open_()
-    for (f, share), (first, second, part) in about.items():
+    for (f, share), (first, second, part) in around.items():
         if not {(f, first), (f, second)} & unknown:
             out[f, QUARTILES.index(share)] = between(placed[f, first], placed[f, second], part)
         else:

@@ -21,6 +21,11 @@ A row that a party lacks has bin 0, a missing value, in the party's columns. The
 grown from the rows that some party of S has. A party that does not answer is asked again in the
 next round, whose trees then use its columns.
 
+`round` has the parties' bins kept (`keep_bins`) and a lot of trees grown for each S (`grow`); for a
+prediction an engine collects `contribution` of the parties, and gives them to `decide`. A row whose
+bins at a party are all 0 counts as one that the party lacks. Where bins of several parties are side
+by side, the columns are in the order of the parties' numbers.
+
 Differs: splits are between bins, not between values. FederBoost boosts, as `vertical-boosting`
 does; with few aligned rows forests are better (docs/vertical-trees.md).
 
@@ -192,26 +197,28 @@ class VerticalForestActive(Party[VerticalTreesConfig]):
         self.forests: dict[str, Any] = {}
         self.gains = torch.zeros(parties, 0, dtype=torch.float64)
 
-    def take(self, replies: Mapping[int, Tensor]) -> None:
-        """Keep the bins of these parties."""
+    def keep_bins(self, replies: Mapping[int, Tensor]) -> None:
+        """Keep the bins (N_a, F_m) of these parties."""
         self.sent = {**self.sent, **{str(m): bins for m, bins in replies.items()}}
         widths = self.widths.clone()
         for m, bins in replies.items():
             widths[m] = bins.shape[1]
         self.widths = widths
+        # as many gains for each party as the widest one has columns
         self.gains = torch.nn.functional.pad(
             self.gains, (0, int(widths.max()) - self.gains.shape[1])
         )
 
     def grow(self, t: int) -> None:
         """Round t's lot of trees of each set of the parties that have answered."""
+        # sorted, as a forest has its columns in the order of the parties' numbers
         heard, y = sorted(map(int, self.sent)), steps.labels(self).cpu().numpy()
         forests = dict(self.forests)
         for parties in (
             s for size in sizes(len(heard), self.cfg.absent) for s in combinations(heard, size)
         ):
             bins = np.concatenate([self.sent[str(m)].cpu().numpy() for m in parties], axis=1)
-            known = bins.any(1)
+            known = bins.any(1)  # (N_a,) the rows that one of these parties has
             if not known.any():
                 continue
             old = trees_of(forests[name(parties)]) if name(parties) in forests else None
@@ -220,7 +227,7 @@ class VerticalForestActive(Party[VerticalTreesConfig]):
             else:
                 rng = self.stream("forest", t, sum(1 << m for m in parties))
                 forests[name(parties)], gains = planted(self, bins[known], y[known], old, rng)
-            if len(parties) == len(heard):
+            if len(parties) == len(heard):  # importance is that in the forest of all
                 self._count(parties, gains)
         self.forests = forests
 
@@ -238,37 +245,50 @@ class VerticalForestActive(Party[VerticalTreesConfig]):
         """
         first = next(iter(contributions.values()))
         n, K, number = len(first), self.context.classes, self.context.target is not None
-        widths = self.widths.tolist()
+        widths = self.widths.tolist()  # 0 of a party whose bins never came
+
+        # The usable bins by party, in the range that trees know, as a party may send anything.
         parts = {
             m: x.clamp(0, self.cfg.bins - 1).to(torch.uint8).cpu().numpy()
             for m, x in contributions.items()
             if widths[m] and x.shape == (n, widths[m])
         }
+
+        # Which of the parties that were heard in training has which row: `here` (n, heard). Nobody
+        # was heard before the first round; then there is one column, and no forest.
         heard = [m for m, width in enumerate(widths) if width]
         p = np.zeros((n, 1)) if number else np.full((n, K), 1 / K)
         here = np.stack(
             [parts[m].any(1) if m in parts else np.zeros(n, bool) for m in heard] or [np.zeros(n)],
             axis=1,
         )
+
+        # Rows that the same parties have are predicted together, by the forest of these parties; by
+        # that of all, with bins 0 for those that lack the row, if these have none of their own.
         for pattern in np.unique(here, axis=0):
             rows = (here == pattern).all(1)
             there = [m for m, has in zip(heard, pattern, strict=False) if has]
             used = there if name(there) in self.forests else heard
             if name(used) not in self.forests:
-                continue
+                continue  # before any trees: equal shares, or the mean, 0
             blank = {
                 m: np.zeros((int(rows.sum()), widths[m]), np.uint8) for m in used if m not in parts
             }
             bins = np.concatenate(
                 [parts[m][rows] if m in parts else blank[m] for m in used], axis=1
             )
+
+            # Scores are sums over trees in steps of 1 / PARTS. Boosted ones are the model, while a
+            # forest's are divided by its number of trees.
             trees = trees_of(self.forests[name(used)])
             if isinstance(self.cfg, VerticalBoostingConfig):
                 found = outputs_of(trees.scores(bins, outputs(K)), number)
                 p[rows] = (found if number else found.softmax(-1)).numpy()
                 continue
-            s = trees.scores(bins, 1 if number else K)
-            p[rows] = s.T / (PARTS * len(trees)) if number else forest.shares(s)
+            scores = trees.scores(bins, 1 if number else K)
+            p[rows] = scores.T / (PARTS * len(trees)) if number else forest.shares(scores)
+
+        # No probability is 0, whose logarithm would be infinite, and they still add up to 1.
         if number:
             return torch.from_numpy(p).float().to(first.device)
         return torch.from_numpy(np.log(FLOOR + (1 - K * FLOOR) * p)).float().to(first.device)
@@ -414,7 +434,7 @@ def round(
             raise MessageError(f"bins must be below {cfg.bins}, in 1 to {MOST_COLUMNS} columns")
 
     if lacking := [m for m in parties if str(m) not in active.sent]:
-        active.take(
+        active.keep_bins(
             fed.call(
                 lacking, "bins", expect=Shape("uint8", active.context.aligned, None), check=check
             )

@@ -5,6 +5,24 @@ In `STATE/approval` the node writes what waits (`RUN.waiting`), a command writes
 (`RUN.decision`), and the node keeps what it accepted (`accepted.json`). Where `roles` of node.toml
 names who decides, a decision counts only if it is signed by the key of a certificate with that name
 and role.
+
+A coordinator opens a run again and again until it may begin. A site is shown `text`
+(`terms.summary`), and approves the hash of it, so that the run with another text waits again:
+
+    unknown --opened, with a text--> waiting --decision "approve" of this text--> approved
+       |                                ^                                          |   ^
+       |                                +-------- opened with another text --------+   |
+       |                                                                               |
+       +--opened with a text that was accepted before, and approve = "auto" -----------+
+       |
+       +--opened without a text (public data), or approve = "off": it begins, and stays unknown
+
+    any of them --decision "stop"--> stopped --later decision "approve"--> waiting or approved
+
+    waiting    `RUN.waiting` has the text; calls are refused as PENDING
+    approved   accepted.json has the hash of the text: the run begins, and every later open, too
+    stopped    accepted.json has "stopped", though the decision may be deleted; work under way is
+               undone, and each call is refused as STOPPED
 """
 
 import json

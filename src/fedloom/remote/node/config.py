@@ -2,6 +2,14 @@
 
 The node's owner decides on all of it. A run that violates the policy is refused before any work,
 with the reason.
+
+`read` makes a `NodeConfig` of the file when the node starts. Whenever a coordinator sends a run's
+config, `NodeService` calls `check_policy` with it, and `check_sums` once the run's other nodes are
+known; `check_row_count` follows when the rows are read. All raise `CallRefused`, whose sentences
+reach the coordinator: they name settings of both files, and tell nothing of rows.
+
+Of the two configs, `config` is this node's and `run` the coordinator's. Both describe the columns
+of this node's own rows, `[data.NAME]` here and `[data.row_schema]` there, and they must agree.
 """
 
 import logging
@@ -443,7 +451,15 @@ def check_policy(
 def _violations(
     config: NodeConfig, policy: MethodPolicy, run: RunConfig, method: Method, cfg: Any, rounds: int
 ) -> Iterator[str]:
-    """A sentence for each setting of a run that the policy does not allow, and for missing data."""
+    """A sentence for each setting of a run that the policy does not allow, and for missing data.
+
+    Args:
+        config: the node's.
+        policy: its conditions for this method.
+        run: the coordinator's config.
+        method, cfg, rounds: of the run, with its preset and params resolved.
+    """
+    # the method: preset, size, the owner's own bounds of its settings
     if policy.presets is not None and run.preset not in policy.presets:
         yield (
             f"preset {run.preset} of {method.name} is not allowed here; allowed: "
@@ -453,49 +469,62 @@ def _violations(
         yield f"presets of {method.name} may not be changed here: leave params out"
     if rounds > config.max_rounds:
         yield f"the run has {rounds} rounds; this node allows at most {config.max_rounds}"
-    batch = getattr(cfg, "batch_size", None)
+    batch = getattr(cfg, "batch_size", None)  # which some methods do not have
     if isinstance(batch, int) and batch < config.min_batch_size:
         yield f"batch_size is {batch}; this node requires at least {config.min_batch_size}"
     yield from policy.violations(method.name, cfg, secure=run.aggregate.secure)
+
+    # A sum must withstand as many helpers of the coordinator as the owner fears, or more.
     if run.aggregate.secure and run.aggregate.colluders < config.colluders:
         yield (
             f"aggregate.colluders is {run.aggregate.colluders}; this node requires at least "
             f"{config.colluders}"
         )
+
+    # All that follows depends on which data the run is about: own rows, or a public data set.
     if run.data.name not in config.data:
         yield f"this node has no data {run.data.name!r}"
         return
-    data, form = config.data[run.data.name], run.data.row_schema
-    few = run.aggregate.secure and cfg.participants(run.data.training) < run.data.training
-    if few and config.quarantine and data.rows is not None:
+    data, schema = config.data[run.data.name], run.data.row_schema
+    own_rows = data.rows is not None
+
+    # Of two sums over different nodes the difference tells of single ones. `quarantine` keeps a
+    # run's sums among the same nodes, so that drawing some of them each round cannot work.
+    draws = run.aggregate.secure and cfg.participants(run.data.training) < run.data.training
+    if draws and config.quarantine and own_rows:
         yield (
             "with secure sums all nodes take part in each round: set params.clients_per_round to "
             "none"
         )
-    if data.rows is not None and cfg.promises and not config.secret_noise:
+
+    # The coordinator knows the run's seed, hence noise that is drawn from it.
+    if own_rows and cfg.promises and not config.secret_noise:
         yield (
             "a run that promises an ε needs noise that nobody knows: this node's owner must set "
             "secret_noise = true"
         )
-    if data.rows is not None and run.faults != Faults():
+    if own_rows and run.faults != Faults():
         yield "faults are for tests on public data sets: leave [faults] out"
-    if form is not None and form.kind == "table" and data.rows is not None:
+
+    # the columns of a table of own rows; a file of images has none
+    if schema is not None and schema.kind == "table" and own_rows:
         options = data.own.options
-        lacking = [column.name for column in form.columns if column.name in data.lacks]
+        lacking = [column.name for column in schema.columns if column.name in data.lacks]
         if lacking and run.data.missing_columns != "allow":
             names = ", ".join(map(ascii, lacking))
             yield (
                 f"columns {names} of {run.data.name} are missing here: leave them out, or set "
                 "data.missing_columns"
             )
-        present = [column for column in form.columns if column.name not in lacking]
-        if others := [column.name for column in present if not allowed(column.name, options)]:
+        present = [column for column in schema.columns if column.name not in lacking]
+        if forbidden := [column.name for column in present if not allowed(column.name, options)]:
             kept = ", ".join(data.keep) + (f", except {', '.join(data.drop)}" if data.drop else "")
-            names = ", ".join(map(ascii, others))
+            names = ", ".join(map(ascii, forbidden))
             yield (
                 f"columns {names} of {run.data.name} are not allowed here; allowed: "
                 f"{kept if data.keep else 'none'}"
             )
+        # Other replacements of missing numbers may differ between nodes; None leaves it to the run.
         if data.missing is not None and (data.missing == "indicator") != (
             run.data.missing == "indicator"
         ):
@@ -503,15 +532,18 @@ def _violations(
                 f"missing of {run.data.name} is {data.missing!r} here and {run.data.missing!r} "
                 "in the run; indicator must be set in both or in neither, as it adds columns"
             )
+        # A method of raw rows gets columns as they are, so no single row can move their scale.
         if "raw rows" not in method.needs and (
-            words := unbounded(run, cfg, data.public is not None)
+            problem := unbounded(run, cfg, data.public is not None)
         ):
-            yield words
-        if form.label != data.label:
+            yield problem
+        if schema.label != data.label:
             yield (
-                f"label {form.label!a} of {run.data.name} is not allowed here; allowed: "
+                f"label {schema.label!a} of {run.data.name} is not allowed here; allowed: "
                 f"{data.label or 'none'}"
             )
+        # The words are the owner's, so that a coordinator learns nothing of rows by words that it
+        # chose. Their order is free. A number has none on both sides.
         for column in present:
             own_words = data.categories.get(column.name, ())
             if {*column.categories} != {*own_words}:
@@ -524,18 +556,23 @@ def _violations(
                     f"encode of {column.name!a} must be that of this node: "
                     f"{data.encode.get(column.name) or 'none'}"
                 )
-    if form is not None and data.rows is not None and form.label_scale != data.label_scale:
+
+    # what is predicted, for images as well: classes, or a number with its mean and s.d.
+    if schema is not None and own_rows and schema.label_scale != data.label_scale:
         yield (
             f"label_scale of {run.data.name} must be that of this node, "
             f"{data.label_scale or 'none'}"
         )
-    if form is not None and data.rows is not None and {*form.classes} != {*data.classes}:
+    if schema is not None and own_rows and {*schema.classes} != {*data.classes}:
         yield f"classes of {run.data.name} must be those of this node: {_listed(data.classes)}"
-    own = run.data.own or run.columns.private
-    if own != (config.data[run.data.name].rows is not None):
-        kind = "a public set" if own else "this node's own rows"
+
+    # Both sides must mean the same by the name: rows of the node's own, or a public data set. How a
+    # run says that rows are the nodes' own depends on the method's setting.
+    wants_own = run.data.own or run.columns.private
+    if wants_own != own_rows:
+        kind = "a public set" if wants_own else "this node's own rows"
         section, hint = PLANNERS[method.setting].own_data
-        yield f"{run.data.name!r} is {kind} here: {f'leave {section} out' if own else hint}"
+        yield f"{run.data.name!r} is {kind} here: {f'leave {section} out' if wants_own else hint}"
 
 
 def check_sums(

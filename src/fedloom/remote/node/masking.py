@@ -1,5 +1,28 @@
 """A node's part in secure sums: its keys, checks and masks. See `fedloom.protect.masks` for the
-protocol.
+protocol, with its cryptography in `SumMember`; here is what a node refuses to add, and with whom.
+
+`NodeService` gives a run's `SumKeeper` each step that the coordinator (`fedloom.remote.secure_sum`)
+asks for; the vector itself is the reply of a party's method, which `task_runner` has `masked`. A
+sum at a node goes through these states:
+
+    (none) --keys--> begun --shares--> shared --deliver--> dealt --mask--> sent --agree--> signed
+                       |                                                                     |
+                       |                                                                   open
+                       |                                                                     v
+                       +---list---> listed ------------------------mask------------------> over
+
+    keys      the node's public keys; also whom it does not add with now (`Participants`)
+    shares    the list of all keys comes; shares of this node's secrets go, sealed
+    deliver   the shares that others sealed for this node come
+    mask      a call of the party's method, whose reply leaves masked; `SumRecord` has its arguments
+    agree     the names come whose vectors arrived; this node signs them
+    open      the signatures come; shares go: of the own masks of those who arrived, of the mask
+              keys of the others
+    list      in place of shares, where the sum counts only if it is whole: nothing is ever opened
+
+Each but `deliver` may be taken once, in this order; otherwise it is refused, and nothing secret
+leaves. A restart drops a sum, and so do `MOST_SUMS` later ones: this node is then lost for it,
+whatever its state.
 """
 
 import logging
@@ -32,6 +55,7 @@ MOST_SUMS: Final = 4
 REQUEST: Final = {
     "run": str, "start": int, "sum": str, "step": str, "names": object, "round": int, "method": str,
 }  # fmt: skip
+"""The fields of a step, whose further parts belong to `names`: see `SumKeeper.step`."""
 MASK: Final = {"sum": str, "weight": str}
 """The fields of a call whose reply is masked: the sum, and the name of the weight, or ""."""
 
@@ -71,8 +95,8 @@ class SumRecord:
         self._lines = Lines(folder / FILE)
         self._seen: dict[tuple[str, str], str] | None = None
 
-    def keep(self, arguments: str, names: Collection[str]) -> None:
-        """Record the list of a sum, on disk before the vector is sent.
+    def list_once(self, arguments: str, names: Collection[str]) -> None:
+        """Record the list of a sum, on disk before the vector is sent, or refuse.
 
         Args:
             arguments: hash of the method and its arguments.
@@ -84,19 +108,22 @@ class SumRecord:
         """
         self._once("list", arguments, names)
 
-    def agree(self, arguments: str, arrived: Collection[str]) -> None:
-        """Record whose vectors are in a sum, on disk before the set is signed. Raises as `keep`."""
+    def agree_once(self, arguments: str, arrived: Collection[str]) -> None:
+        """Record whose vectors are in a sum, on disk before the set is signed, or refuse. Raises as
+        `list_once`.
+        """
         self._once("set", arguments, arrived)
 
     def _once(self, what: str, arguments: str, names: Collection[str]) -> None:
+        # (list or set, hash of the arguments) -> hash of the names; read when it is first needed
         if self._seen is None:
-            self._seen = {(kind, key): of for kind, key, of in self._lines.read()}
-        of = message.digest({"names": sorted(names)})[:32]
-        if self._seen.get((what, arguments), of) != of:
+            self._seen = {(kind, key): nodes for kind, key, nodes in self._lines.read()}
+        nodes = message.digest({"names": sorted(names)})[:32]
+        if self._seen.get((what, arguments), nodes) != nodes:
             raise refused("this node has answered the same arguments in a sum of other nodes")
-        if (what, arguments) not in self._seen:
-            self._lines.append([what, arguments, of])
-            self._seen[what, arguments] = of
+        if (what, arguments) not in self._seen:  # disk first: what is not on disk is not answered
+            self._lines.append([what, arguments, nodes])
+            self._seen[what, arguments] = nodes
 
 
 class Participants:
@@ -118,15 +145,16 @@ class Participants:
 
     def unwanted(self, method: str, round: int, names: Collection[str]) -> list[str]:
         """Those of the names that this node does not add with in this round."""
-        first = self._first.get(method, names)
+        first = self._first.get(method, names)  # before a method's first sum, anybody
         return [
             name
             for name in names
             if self._quarantine and (name not in first or self._away(method, round, name))
         ]
 
-    def take(self, method: str, round: int, names: Collection[str]) -> None:
-        """Record the nodes of a sum's list, or those whose vectors arrived.
+    def admit(self, method: str, round: int, names: Collection[str]) -> None:
+        """Record the nodes of a sum's list, or those whose vectors arrived; whoever of the first
+        sum is not among them is lost as of this round.
 
         Raises:
             CallRefused: this node does not add with one of them in this round.
@@ -176,6 +204,7 @@ class SumKeeper:
         self,
         config: NodeConfig,
         credentials: Credentials | None,
+        *,
         members: Mapping[str, str],
         context: str,
         record: SumRecord,
@@ -198,10 +227,18 @@ class SumKeeper:
     def step(self, request: Mapping[str, Any], rest: Sequence[memoryview]) -> bytes:
         """The reply to a step of a sum that is not the masked vector itself.
 
+        Args:
+            request: the fields of `REQUEST`; `names` are the nodes that the step is about.
+            rest: by step, in the order of `names`: nothing for "keys" and "agree"; four parts of
+                each node for "shares" and "list", its three `Keys` and its certificate; one of each
+                for "deliver", its sealed share, and "open", its signature.
+
         Raises:
             MessageError, CallRefused: the step is invalid, or its names are not this node's peers.
         """
         names, parts = request["names"], [bytes(part) for part in rest]
+
+        # whom this node adds with at all, and at least how many
         if not isinstance(names, list) or len({*map(str, names)}) < len(names):
             raise MessageError("the names of a sum must be a list without repetitions")
         for name in names:
@@ -215,18 +252,26 @@ class SumKeeper:
             raise refused(
                 f"this node adds with at least {self._least} nodes (min_sum), not {len(names)}"
             )
+
+        # "keys" does not refuse unwanted nodes, but names them: the coordinator then leaves out
+        # those that most nodes name.
         if step == "keys":
             return self._begin(
                 request, self._participants.unwanted(request["method"], request["round"], names)
             )
         now = self._sum(request["sum"])
+
+        # By round and method as the sum began, not as this step says. Whoever was in the list and
+        # is not among those who arrived ("agree") is lost.
         if step in ("shares", "list", "agree"):
-            self._participants.take(now.method, now.round, names)
+            self._participants.admit(now.method, now.round, names)
+
         if len(parts) != (
             4 * len(names) if step in ("shares", "list") else 0 if step == "agree" else len(names)
         ):
             raise MessageError("a step of a sum has another number of parts")
         if step in ("shares", "list"):
+            # certificates first: `SumMember` verifies the keys' signatures by them (`_begin`)
             now.certificates.update(zip(names, parts[3::4], strict=True))
             keys = dict(zip(names, map(Keys, parts[0::4], parts[1::4], parts[2::4]), strict=True))
             if step == "list":
@@ -239,18 +284,20 @@ class SumKeeper:
             now.sealed = dict(zip(names, parts, strict=True))
             return payload.pack({"names": []})
         if step == "agree":
-            self._record.agree(now.arguments, names)
+            # on disk before it is signed: with a second set the difference would tell of a few
+            self._record.agree_once(now.arguments, names)
             return payload.pack({"names": []}, now.member.agree(names))
         if step == "open":
             opened = now.member.open(dict(zip(names, parts, strict=True)))
-            del self._sums[request["sum"]]
+            del self._sums[request["sum"]]  # the last step: nothing of it is kept
             return payload.pack({"names": [*opened]}, *opened.values())
         raise MessageError(f"a sum has no step {step!a}")
 
     def masked(
         self, reply: Tree | Failure, request: Mapping[str, Any], shared: Tree
     ) -> Tree | Failure:
-        """The masked form of a party's reply, (d + 1,) int64; or the reason why it cannot be added.
+        """The masked form of a party's reply, (d,) int64 for d of `fixed_point.size`; or the reason
+        why it cannot be added.
 
         Args:
             reply: of the party.
@@ -264,6 +311,9 @@ class SumKeeper:
         now, weight = self._sum(request["mask"]["sum"]), request["mask"]["weight"] or None
         if (request["round"], request["method"]) != (now.round, now.method):
             raise refused("this sum began for another call")
+
+        # The reply as integers (d,), whose size the coordinator's template says. Where a failure
+        # would tell of rows, zeros stand for it.
         expect, names = unspell(request["expect"]), now.member.names
         if 8 * (d := fixed_point.size(expect, weight)) > self._most_bytes:
             raise MessageError(f"a sum of {d} numbers is longer than a message")
@@ -275,24 +325,29 @@ class SumKeeper:
                 "a reply to %s counts as nothing in its sum: %s\n%s", now.method, x.reason, x.trace
             )
             x = np.zeros(d, np.uint64)
+
+        # Masks cancel only among nodes that were asked the same, hence the question in them.
         asked = question(
             request["round"], request["method"], weight or "", request["expect"], names, shared,
             self._past(request["round"], request["call"]),
         )  # fmt: skip
         now.arguments = message.digest({"method": request["method"], "shared": shared})
-        self._record.keep(now.arguments, names)
-        if now.whole:
+        self._record.list_once(now.arguments, names)
+        if now.whole:  # this was the last step; int64, as messages have no uint64
             del self._sums[request["mask"]["sum"]]
             return torch.from_numpy(now.member.mask_all(x, asked).view("int64"))
         return torch.from_numpy(now.member.mask(x, asked, now.sealed).view("int64"))
 
     def _begin(self, request: Mapping[str, Any], unwanted: Sequence[str]) -> bytes:
+        """The reply to "keys": five parts, three `Keys`, the certificate, and the hash of what this
+        node was asked before.
+        """
         name = request["sum"]
         if name in self._sums:
             raise MessageError("a sum begins once")
-        while len(self._sums) >= MOST_SUMS:
+        while len(self._sums) >= MOST_SUMS:  # the oldest goes: they come one after the other
             del self._sums[next(iter(self._sums))]
-        certificates: dict[str, bytes] = {}
+        certificates: dict[str, bytes] = {}  # filled when the list comes: see `step`
 
         def verify(other: str, text: bytes, signature: bytes) -> bool:
             if self._credentials is None:

@@ -4,6 +4,28 @@ One thread does the work, in the order of the calls; everything else is answered
 two parties that wait for each other's messages never wait for each other's work. Changes are on
 disk before the reply is sent, so a killed node loses nothing, and a repeated call gets the same
 reply.
+
+A transport gives `answer` each call, with the name in the caller's certificate. The states of a run
+here, by its calls and by what else happens:
+
+                         open (fresh)
+    nothing here ------------------------------------> open <--+  do, sum, digest: what they change
+         |                                             ^ | ^   |  is on disk before the reply leaves
+         +-- open, resume (fresh) --> unplaced --------+ | +---+
+                                           restore       | |
+                lease over, node restarted, undo failed, | |  any call of the same start, which
+                or closed                                v |  goes on after the last one
+                                                       on disk
+
+    from any of them:  open with a newer start   as from nothing, but the party's earlier states are
+                                                 set aside; calls of the older start are superseded
+                       stopped by the site       each call is refused
+                       rows aligned again        nothing is here
+
+`unplaced` has a new party, until the coordinator says to which round it returns: see the picture in
+`fedloom.remote.node.store`. `_node_runs` has the open runs; `NodeRun.over` marks one of which no
+call in the queue may run any more. A start is a number of the coordinator: it has a new, larger one
+whenever its process begins, and a node follows the newest one only.
 """
 
 import asyncio
@@ -365,6 +387,14 @@ class NodeService:
         """Build the party of a run: from disk, or `fresh`. With `resume`, states of earlier starts
         are kept, and what the run asks is counted once the round is known that it resumes from.
 
+        Args:
+            run: its id.
+            facts: caller, start, party, members and config, as `run.json` has them.
+            store: of the run.
+            fresh: whether this is a new start; otherwise it continues after its last call.
+            resume: of a fresh one, whether `restore` may follow.
+            answers: rows of the coordinator that the run asks about.
+
         Raises:
             CallRefused: the run asks more than the owner allows, such as so many `answers`; nothing
                 has changed.
@@ -372,24 +402,32 @@ class NodeService:
         members = facts["members"]
 
         def start() -> NodeRun:
+            """The run with its party, in the worker. Until `over` is set, nothing has changed."""
             place = self._build_party(facts, store)
             last = None if fresh else store.read()
             config, method, rounds = self._read_config(facts["caller"], facts["config"])
             scored = self._scored(facts, place)
+
+            # What the owner allows, and what the run asks from a round on. Both concern own rows
+            # alone: `scored` is None for a public data set.
             limits = None
             if scored is not None:
                 cohort = self.config.cohort(scored.data)
                 limits = OwnerLimits(self.budget, cohort, scored.data, place.party)
 
             def asks(done: int) -> Demand:
-                whole = answers if done == 0 else 0
+                whole = answers if done == 0 else 0  # as if asked for in the first one
                 shown = place.own and self.config.evaluate and scored.data.score  # type: ignore[union-attr]
                 return demand(config, place.party, rounds, scored=shown, answers=whole, done=done)
 
+            # A run to be resumed is checked by `restore`, which knows how many rounds are done.
             if fresh and not resume and limits is not None:
                 self._afford(run, limits, asks(0))
+
+            # The state: new, and on disk before the facts, without which there is no run; or as
+            # the last call of this start left it.
             if fresh:
-                if run in self._node_runs:
+                if run in self._node_runs:  # an older start, or one whose state is lost
                     self._node_runs[run].over = True
                 store.set_aside(marks=resume)
                 last = StoredState(
@@ -401,6 +439,8 @@ class NodeService:
                 raise CallRefused(rpc_errors.UNKNOWN, "this run is not open here: open it first")
             else:
                 place.party.load(last.state)  # type: ignore[arg-type]
+
+            # what a run keeps in memory besides: calls, messages for peers, the owner's limits
             node_run = NodeRun(
                 run,
                 facts["caller"],
@@ -411,32 +451,37 @@ class NodeService:
                 light(last),
                 self.config.notes,
             )
-            if fresh:
+            if fresh:  # the record of answered calls survives: a repeated round asks the same
                 node_run.calls.back(0)
-            if not fresh:
+            if not fresh:  # a fresh one has no messages: `set_aside` has deleted them
                 node_run.left = store.left()
             node_run.rounds, node_run.mode = rounds, method.main_mode(place.party.cfg)
             node_run.outgoing = OutgoingFilter(self.config.outgoing, store.folder)
             node_run.scored, node_run.asks = scored, asks
             if limits is not None:
                 node_run.limits = limits
+            # With a guarantee of its own noise no other note may leave, as it would tell of rows.
             if place.own and self._secret is not None and place.party.cfg.promises:
                 node_run.covered = frozenset(
                     {SIMULATED, *(one.note for one in place.party.cfg.guarantees)}
                 )
+
+            # The run's sums. The hash of the terms is in their names: nodes to which a coordinator
+            # showed other terms sign other names, so they have no sum together. What guards own
+            # rows is left out for a public data set, which has no `counts`.
             agreed = sha256(terms(config, method, place.party.cfg, node_run.rounds))
             quarantine = 0 if place.counts is None else self.config.quarantine
             node_run.sums = SumKeeper(
                 self.config,
                 self.credentials,
-                members,
-                f"{run}/{facts['start']}/{agreed}",
-                self._sums,
-                Participants(store.folder, quarantine),
-                place.party.context.aggregator.colluders,
-                place.party.cfg.least_in_sum(place.party.context),
-                (lambda round, call: "") if place.counts is None else node_run.calls.past,
-                node_run.summed,
+                members=members,
+                context=f"{run}/{facts['start']}/{agreed}",
+                record=self._sums,
+                participants=Participants(store.folder, quarantine),
+                colluders=place.party.context.aggregator.colluders,
+                least=place.party.cfg.least_in_sum(place.party.context),
+                past=(lambda round, call: "") if place.counts is None else node_run.calls.past,
+                always=node_run.summed,
             )
             return node_run
 
@@ -778,12 +823,18 @@ class NodeService:
     def _check_call(self, node_run: NodeRun, request: Mapping[str, Any]) -> None:
         """Check a call's method, round and receiver, whatever its arguments.
 
+        Three things in `request` must fit the method: `round`, -1 for an evaluation; `leave`,
+        whether replies are kept for peers; `mask`, whether the reply is part of a secure sum.
+
         Raises:
             CallRefused: the coordinator may not make it.
         """
         method, party = request["method"], node_run.party
         if request["mask"] is not None:
             message.check_like(request["mask"], MASK)
+
+        # Evaluations, which the page does not list. `public_digest` is none: it tells nothing of
+        # own rows.
         if method in LOOKS:
             if method != "public_digest" and not self.config.evaluate:
                 raise refused("this node's policy does not allow evaluation")
@@ -799,12 +850,18 @@ class NodeService:
                 raise refused(
                     "an evaluation must have round -1, and its reply must be for the coordinator"
                 )
+
+        # Methods of the page: those that it lists, and none of `Party` itself, such as `state`.
         elif not party.CALLS and not party.TO_PEERS:
             raise refused("the method's page allows no call: list callable methods in CALLS")
         elif method not in (*party.CALLS, *party.TO_PEERS) or hasattr(Party, method):
             raise refused("the method's page lists no such method in CALLS")
         elif not 0 <= request["round"] < node_run.rounds:
             raise refused(f"this run has rounds 0 to {node_run.rounds - 1}, not {request['round']}")
+
+        # In a run with secure sums whatever is averaged (MEANS) leaves masked, and nothing else
+        # does. In any run a mask is for such a method alone, and for one reply: a node adds one
+        # vector.
         elif party.context.aggregator.secure and (method in party.MEANS) != (
             request["mask"] is not None
         ):
@@ -816,6 +873,8 @@ class NodeService:
             method not in party.MEANS or len(request["tasks"]) != 1
         ):
             raise refused(f"replies of {method} cannot be part of a sum")
+
+        # A reply for peers must not reach the coordinator, nor the other way around.
         elif request["leave"] != (method in party.TO_PEERS):
             receiver = "peers" if method in party.TO_PEERS else "the coordinator"
             raise refused(f"replies of {method} are for {receiver} only")

@@ -5,6 +5,23 @@ the call that produced it and its reply; `left-N` has the replies that call N le
 `mark-T` is the state before round T; `end` is the last state of an earlier start of the
 coordinator, for one that resumes from its last checkpoint. Every state file carries its checksum. A
 call that changed nothing writes nothing: repeated, it gives the same reply.
+
+How a coordinator that was killed resumes from its checkpoint of 4 rounds (0 to 3), while this node
+was in round 7 (`kept` was 2, 4), with the node's files after each step:
+
+    coordinator                     node                        state       marks     end
+    killed                                                      call 90     2, 4, 7   -
+    open: a newer start, resume --> set_aside                   -           2, 4, 7   call 90
+                                    write, begin                UNPLACED    2, 4, 7   call 90
+    restore: 4 -------------------> before(4) reads mark-4
+                                    go_back(4)                  call -1     2, 4      call 90
+    do, in round 4 ---------------> mark(4), then write         call 97     4         call 90
+
+A mark is made when the first call of its round comes, and holds the state before it; a round in
+which the party was not called has none, and the next mark is as good. Where there is no later one,
+`end` is. Each call names the rounds that the coordinator may return to (`kept`, those of its last
+two checkpoints); marks that none of them needs are deleted. An interrupted step leaves UNPLACED, or
+no `state`: the coordinator then opens the run again, and `end` stays as it is.
 """
 
 import csv
@@ -189,6 +206,7 @@ class Store:
         """
         self._link(round)
         marks = self._marks()
+        # for each round to keep, the state before it: the first mark from it on
         needed = {round, *(min(m for m in marks if m >= k) for k in keep if k <= round)}
         self._unlink(set(marks) - needed)
 
