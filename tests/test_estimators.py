@@ -126,6 +126,6 @@ def test_weights_of_classes_go_by_the_labels() -> None:
         for each in (settings, {})
     )
     assert weighted.predict_proba(X)[:, 2].mean() > plain.predict_proba(X)[:, 2].mean() + 0.1
-    assert weighted.summary_["local"]["class_weights"] == {"2": 50.0}
+    assert weighted.summary_["local"]["class_weights"] == {"c": 50.0}
     with pytest.raises(ValueError, match="y has no class 'd', but a, b, c"):
         FederatedClassifier(settings={"local": {"class_weights": {"d": 2.0}}}).fit(X, names)

@@ -178,7 +178,7 @@ def test_the_command_says_what_next(fedloom: Callable[..., Done], tmp_path: Path
         and "site 11" in text
         and "add --out FOLDER" in text
     )
-    assert "revealed" not in text and "but no rows" in text
+    assert "revealed" not in text and "computed from" in text
     assert "Did you mean 'patient'?" in fedloom(*words[:6], "--unit", "patien", code=2).stderr
     assert "--label, the column to predict" in fedloom("trial", "my.csv", code=2).stderr
     assert "Did you mean 'my.csv'?" in fedloom("trial", "mi.csv", code=2).stderr

@@ -66,7 +66,7 @@ seeds = 3
 [small.run]
 rounds = 2
 models = { pool = ["mlp"] }
-data = { clients = 4 }
+data = { clients = 4, public_rows = 269 }
 evaluate = { points = 2 }
 [paper]
 run = { iterations = 10 }

@@ -51,7 +51,7 @@ def test_a_table_has_label_owners_and_features() -> None:
     assert data.groups[:3].tolist() == [1, 2, 0]
     assert data.columns == ("age", "sex=f", "sex=m") and data.fill == "" and data.test is None
     assert data.x[:, 0].tolist() == patients()["age"].tolist() and data.x[0, 1:].tolist() == [1, 0]
-    (note,) = data.notes
+    note = data.notes[0]
     assert note.startswith("Column 'patient_id' is dropped: it is an identifier by its name.")
 
 

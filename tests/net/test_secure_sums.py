@@ -179,7 +179,7 @@ def test_a_sum_that_needs_all_nodes_takes_three_calls_and_is_none_if_one_is_lost
         field,
     )
     assert (
-        {*steps} == {"keys", "list"} and len(steps) == 4 * 2 * 4 and whole.summary["failures"] == 0
+        {*steps} == {"keys", "list"} and len(steps) == 5 * 2 * 4 and whole.summary["failures"] == 0
     )
     lost_at(step, 1)
     some = {"name": "breast_cancer", "clients": 4, "test_rows": 50}
