@@ -9,6 +9,7 @@ import pytest
 
 from fedloom.core.method import MethodConfig
 from fedloom.core.templates import spell
+from fedloom.experiment.config.aggregate import AggregateConfig
 from fedloom.experiment.config.run import RunConfig
 from fedloom.methods import registry
 from fedloom.remote import payload, rpc_errors
@@ -101,15 +102,19 @@ def test_an_approval_claims_no_noise_that_is_not_there(
     models: dict[str, Any] = {"pool": ["mlp"]} if not method.without_network else {}
     changes: dict[str, Any] = {"method": name, "params": {}, "models": models}
     plain: Any = run(method="fedavg", params={}, models={"pool": ["mlp"]})
-    kind: RunConfig = plain.model_copy(update=changes | {"models": plain.models})
+    if "secure sums" in method.needs:
+        changes["aggregate"] = AggregateConfig(secure=True)
     try:
         cfg: MethodConfig = method.configure()
     except Exception:
         pytest.skip("it has settings that a run must choose")
+    rounds = max(3, cfg.min_rounds)
+    changes |= {"models": plain.models, "rounds": rounds}
+    kind: RunConfig = plain.model_copy(update=changes)
     rows = tmp_path / "rows.csv"
     wards = {"rows": rows, "score": True, **ALLOWED}
     at = node(tmp_path, methods=[name], data={"wards": wards}, secret_noise=secret)
-    text = summary(at, "hub", kind, method, cfg, 3)
+    text = summary(at, "hub", kind, method, cfg, rounds)
     assert "?" not in text
     (scores,) = [line for line in text.splitlines() if line.startswith("Scores of models")]
     if method.setting == "vertical":

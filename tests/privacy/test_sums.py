@@ -483,7 +483,8 @@ def test_a_call_beside_sums_that_answers_nothing_fails_unseen(
         aggregate={"secure": True},
         data={"clients": 4},
     )
-    ask("open", opening(for_nodes(build(kind, PrivateData())).model_dump_json(), party=3))
+    text = for_nodes(build(kind, PrivateData())).model_dump_json()
+    ask("open", opening(text, party=3, members={"0": "n1", "1": "n2", "2": "n3"}))
     (node_run,) = ask.host._node_runs.values()
 
     def fail(*_: Any, **__: Any) -> None:
