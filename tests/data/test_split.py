@@ -270,7 +270,7 @@ def test_the_public_hash_is_of_the_rows_and_not_of_the_labels() -> None:
         ({"server": -1}, "server must be at least 0"),
         ({"server": 400}, "below the 400 training rows, not 400"),
         ({"public": 300}, "below 300"),
-        ({"test_fraction": 1.0}, "test_fraction must be between 0 and 1"),
+        ({"test_fraction": 1.0}, "test_fraction must be at least 0, and below 1"),
         ({"test_rows": 0}, "test_rows must be at least 1"),
         ({"own_test_rows": -2}, "own_test_rows must be at least 0"),
         ({"partition": "natrual"}, "Did you mean 'natural'"),

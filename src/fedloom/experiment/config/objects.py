@@ -90,6 +90,7 @@ def data_settings(
         DataError: the object is none of these, or its rows are invalid.
         ConfigError: a value of `columns` is invalid.
     """
+    # arguments that are written in several ways
     settings: dict[str, Any] = {}
     if label is not None and not isinstance(label, str):
         shown = (
@@ -98,8 +99,9 @@ def data_settings(
         raise DataError(f"label must be the name of one column, not {shown}.")
     if isinstance(test, int | float):
         settings["test_fraction"], test = float(test), None
+    # a label says that data is of frames: files are read as such, with "" for a label to be guessed
     if isinstance(data, list) and any(isinstance(part, str | Path) for part in data):
-        label = "" if label is None else label  # files are read as frames
+        label = "" if label is None else label
     names = [str(name) for name in data] if isinstance(data, Mapping) else None
     data = list(data.values()) if isinstance(data, Mapping) else data
     if label is not None:
@@ -114,7 +116,10 @@ def data_settings(
             else _opened(data, cells)
         )
     label = label or None
+
+    # the data set: of frames, of a `Dataset` as it is, or of arrays, whose columns have no names
     if _is_frame(data):
+        # `unseen` names owners here, which `read_data` checks
         validated(
             DataConfig, {key: value for key, value in columns.items() if key != "unseen"}, "data"
         )
@@ -135,18 +140,23 @@ def data_settings(
         rows = [_rows(part) for part in parts]
         _refuse_empty([len(part.y) for part in rows])
         owners = None if group is None else RawColumn.of("group", group)
-        if isinstance(data, list):
+        if isinstance(data, list):  # each part is a client
             owners = RawColumn.of(
                 "group", np.repeat(np.arange(len(rows)), [len(part.y) for part in rows])
             )
         dataset = _dataset(
             _joined(rows), owners, None if test is None else _rows(test), columns.get("task")
         )
+
+    # each owner of training rows is a client; test rows may have no owner (-1)
     if dataset.groups is not None:
         training = (
             dataset.groups if dataset.test is None else np.delete(dataset.groups, dataset.test)
         )
         settings |= {"partition": "natural", "clients": len(np.unique(training))}
+
+    # a name made from the content: equal data has one name. What most data sets lack counts only
+    # if it is there, so that their names stay as they are
     content = [
         rows_hash(dataset.x),
         rows_hash(dataset.y),
