@@ -241,6 +241,7 @@ def _frame(
     """The data set of a frame, or of a list with one for each client of these names; columns are
     encoded, see `read_data`.
     """
+    # the test rows: a column or owners (`held_out`), or a frame (`test`)
     parts = data if isinstance(data, list) else [data]
     if isinstance(data, list) and group is not None:
         raise DataError("a list has one frame for each client: leave group out.")
@@ -254,6 +255,8 @@ def _frame(
     if test is not None and isinstance(data, list):
         raise DataError("with one frame for each client, test must be a share of the rows.")
     _refuse_empty([len(part) for part in parts])
+
+    # one table of all frames, that of the test rows last
     grammar = _cells_of(options).grammar
     tables = [columns_of(part, grammar) for part in (*parts, *([] if test is None else [test]))]
     first = [*tables[0]]
@@ -434,6 +437,8 @@ def _dataset(
         raise DataError(
             f"group must name an owner for each row, but {owners.missing.sum()} are missing."
         )
+
+    # test rows come behind the training rows, so that both have the same classes
     if test is not None:
         rows = _joined([rows, test])
     y, classes = _targets(rows.y, task, few=rows.x.ndim == 2)
@@ -441,8 +446,11 @@ def _dataset(
     names: tuple[str, ...] = ()
     if owners is not None:
         known, words = codes_of(owners.words)
-        groups = np.concatenate([known, np.full(len(y) - training, -1)])
+        groups = np.concatenate([known, np.full(len(y) - training, -1)])  # test rows have no owner
+        # names stand for all numbers of `groups`, and -1 has none
         names = () if not owners.is_text or test is not None else words
+
+    # rows without a label are left out
     kept = np.flatnonzero(~unlabeled(y))
     if not len(kept):
         raise DataError("y has no label in any row: give the classes or numbers to predict.")

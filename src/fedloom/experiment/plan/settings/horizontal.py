@@ -118,6 +118,8 @@ class Horizontal:
         """The plan of a run: see `Planner`."""
         graph = run.topology.graph(run.data.clients, run.seed)
         clients, raw = run.data.clients, "raw rows" in method.needs
+
+        # the rows, and whether the method gets what it needs of them
         if run.data.own:
             if not raw and (words := unbounded(run, cfg, files.public is not None)):
                 raise ConfigError(words)
@@ -142,12 +144,16 @@ class Horizontal:
         refuse_task(method, data.task.kind)
         if data.target is not None:
             refuse_for_numbers(run, cfg)
+
+        # the networks, as functions that build them
         architectures = architectures_of(run, method, data.dataset.kind)
         server_network, client_networks = networks(
             run, method, data.dataset, data.task.width, architectures
         )
         if raw:  # the method has models of its own
             architectures = (method.name,) * clients
+
+        # the server's context; a client's differs in its number, its rows and its network
         server = ClientContext(
             id=0,
             seed=run.seed,
@@ -174,6 +180,8 @@ class Horizontal:
             )
             for n in range(clients)
         ]
+
+        # what changes the contexts of all: black boxes for networks, groups, public rows
         server, contexts = replace_black_boxes(
             run, method, data.dataset, data.task, architectures, server, contexts
         )

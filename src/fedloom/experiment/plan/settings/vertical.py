@@ -181,9 +181,13 @@ def _cut(
     parties = parties_of(run, files, pooled="pooled rows" in method.needs)
     if run.columns.incomplete and getattr(cfg, "incomplete", "drop") == "drop":
         parties = complete_rows(parties, method.contributors)
+
+    # own test rows are a party's unaligned ones; only if all parties' classes are known
     views, nothing = parties.views, digest("")
     truths = [view.truth for view in views if view.truth is not None and len(view.truth)]
     own = {"own": truths} if len(truths) == len(views) and parties.classes else {}
+
+    # what identifies the data, as a digest; parts that a run does not have count for nothing
     rows = [
         part
         for v in views
