@@ -106,7 +106,7 @@ def trained(folder: Path, method: str, data: str, **settings: Any) -> Trained:
     for party, state in zip(parties, states[1:], strict=True):
         party.load(state)
     raw = load_raw(data)
-    test = hold_out(raw.y, raw.test, seed=run.seed, fraction=run.data.test_fraction, limit=50).kept
+    test = hold_out(raw.y, raw.test, seed=run.seed, fraction=run.data.test_share, limit=50).kept
     return Trained(folder, run_plan, run_plan.server, parties, exported, test)
 
 
