@@ -374,6 +374,14 @@ def test_limits_between_classes_are_told() -> None:
     assert label_copies({"income": income}, rich) == []
 
 
+def test_a_column_is_no_label_because_each_owner_has_one_class() -> None:
+    age, owner = np.random.default_rng(0).integers(20, 90, 180).astype(float), np.arange(180) % 3
+    assert label_copies({"age": age}, (owner == 1).astype(int), owner) == []
+    # an owner of one class says nothing against a column that tells the others' labels
+    rich = np.where(owner == 2, 1, age > 50).astype(int)
+    assert len(label_copies({"age": age}, rich, owner)) == 1
+
+
 @pytest.mark.parametrize("door", ["columns", "arrays"])
 def test_a_trial_tells_of_a_label_in_another_unit(door: str) -> None:
     rng = np.random.default_rng(0)

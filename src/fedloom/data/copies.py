@@ -77,35 +77,47 @@ def copies_of(x: np.ndarray, numbers: np.ndarray) -> Copies:
         >>> found.copies[50:].tolist()
         [0, 1, 2, 3, 4, 5, 6, 7, 8]
     """
+    # candidates: the first of each set of equal rows that has several, and pairs (P, 2) of a row
+    # and its rounded copy
     flat = x.reshape(len(x), -1)
-    equal = _equal(flat)
-    groups = equal.copy()
-    first = np.unique(equal)  # the first row of each
-    pairs = _rounded(flat, numbers, first)
-    again = np.unique(equal[equal != np.arange(len(equal))])
-    if not len(again) and not len(pairs):
-        return Copies(equal, groups)
-    judge = _Judge(flat, first)
-    chance = judge.chance(again, np.zeros((len(again), len(judge.used))))
+    equal = _first_equal(flat)
+    copies = equal.copy()
+    distinct = np.unique(equal)
+    pairs = _rounded(flat, numbers, distinct)
+    repeated = np.unique(equal[equal != np.arange(len(equal))])
+    if not len(repeated) and not len(pairs):
+        return Copies(equal, copies)
+
+    # how many rows would be equal to each by chance; to the coarser row of a pair, within half of
+    # its last place or, if that is more, within what the two are apart
+    judge = _Judge(flat, distinct)
+    of_equal = judge.chance(repeated, np.zeros((len(repeated), len(judge.used))))
     fine, coarse = pairs.T
     apart = np.abs(judge.filled(flat[fine]) - judge.filled(flat[coarse]))
-    near = judge.chance(coarse, np.maximum(judge.places(coarse), apart))
+    of_pairs = judge.chance(coarse, np.maximum(judge.places(coarse), apart))
+
+    # one entry for each row that has a candidate, as the share is one of rows
     sizes = np.bincount(equal, minlength=len(flat))
-    share = _share(np.concatenate([np.repeat(chance, sizes[again]), np.repeat(near, 2)]), len(flat))
-    alone = np.isin(equal, again[chance > SURE * share])  # equal by chance
-    groups[alone] = np.flatnonzero(alone)
-    for one, other in pairs[near <= SURE * share].tolist():
-        low, high = sorted((int(groups[one]), int(groups[other])))
-        groups[groups == high] = low
-    return Copies(equal, groups)
+    share = _share(
+        np.concatenate([np.repeat(of_equal, sizes[repeated]), np.repeat(of_pairs, 2)]), len(flat)
+    )
+
+    # rows that are equal by chance are no copies, each a number of its own; pairs are joined, also
+    # by way of others, under the smaller number
+    by_chance = np.isin(equal, repeated[of_equal > SURE * share])
+    copies[by_chance] = np.flatnonzero(by_chance)
+    for one, other in pairs[of_pairs <= SURE * share].tolist():
+        low, high = sorted((int(copies[one]), int(copies[other])))
+        copies[copies == high] = low
+    return Copies(equal, copies)
 
 
 def _share(chance: np.ndarray, rows: int) -> float:
     """The share of copies of so many rows, given how many rows are equal to each of those that have
     equal ones by chance; of largest likelihood.
     """
-    share = len(chance) / rows
-    for _ in range(50):
+    share = len(chance) / rows  # to begin with, all candidates are copies
+    for _ in range(50):  # the mean probability of being one, given the share before (EM)
         share = float((share / np.maximum(share + chance, 1e-300)).sum() / rows)
     return share
 
@@ -211,7 +223,7 @@ def places_among(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return found, of_all
 
 
-def _equal(flat: np.ndarray) -> np.ndarray:
+def _first_equal(flat: np.ndarray) -> np.ndarray:
     """(n,) the first row that is equal to each."""
     seen: dict[bytes, int] = {}
     rows = np.ascontiguousarray(flat + 0.0 if flat.dtype.kind == "f" else flat)  # no -0.0
@@ -233,7 +245,9 @@ def label_copies(
         >>> label_copies({"cents": (100 * price).round(), "rooms": np.arange(40) % 5}, price)
         ["Column 'cents' tells the label of every row, in another unit: drop it if it is known only later."]
     """  # noqa: E501
-    owners = [slice(None)] if groups is None else [groups == i for i in np.unique(groups)]
+    owners = [] if groups is None else [groups == i for i in np.unique(groups)]
+    # an owner with one label cannot tell; if none has two, all rows together may
+    owners = [own for own in owners if len(np.unique(y[own])) > 1] or [slice(None)]
     by = "in another unit" if y.dtype.kind == "f" else "by limits between classes"
     test = _of_one_line if y.dtype.kind == "f" else _apart
     return [
@@ -249,11 +263,13 @@ def _of_one_line(values: np.ndarray, y: np.ndarray) -> bool:
     """Whether numbers (n,) are a line of `y` up to the last place of both."""
     known = np.isfinite(values)
     v, label = values[known].astype(np.float64), y[known]
+    # too few rows, or too few different numbers: a line through them would be chance
     if 2 * len(v) < len(y) or min(len(np.unique(v)), len(np.unique(label))) < FEWEST:
         return False
     if not abs(np.corrcoef(v, label)[0, 1]) > LINE:
         return False
     slope, start = np.polyfit(v, label, 1)
+    # rounding of the label, and that of the values in the unit of the label
     places = [2 * _half_places(decimals(each)).min() for each in (label, v)]
     allowed = places[0] + abs(slope) * places[1] + 1e-6 * np.ptp(label)
     return bool((np.abs(label - slope * v - start) <= allowed).all())
@@ -265,6 +281,7 @@ def _apart(values: np.ndarray, y: np.ndarray) -> bool:
         return False
     if np.unique(y, return_counts=True)[1].min() < FEWEST:
         return False
+    # the classes' ranges, in order, do not overlap
     ends = sorted((values[y == k].min(), values[y == k].max()) for k in classes)
     return all(one[1] < other[0] for one, other in itertools.pairwise(ends))
 
@@ -276,7 +293,10 @@ class _Judge:
     """How many rows would be equal to a row by chance.
 
     Attributes:
-        used: the columns that tell it.
+        used: the U columns that tell it.
+        x: (m, U) a sample of all rows, by which shares are estimated.
+        unseen: (U,) how many others have a value that is there once, as far as one can expect, so
+            that no share is 0.
     """
 
     def __init__(self, flat: np.ndarray, first: np.ndarray) -> None:
@@ -295,37 +315,43 @@ class _Judge:
         self.unseen = np.array([_unseen(column) for column in distinct[:, self.used].T])
 
     def filled(self, x: np.ndarray) -> np.ndarray:
-        """The columns of rows (r, F) that tell chance, without gaps."""
+        """(r, U) the columns of rows (r, F) that tell chance, without gaps."""
         return np.nan_to_num(x[:, self.used].astype(np.float64), nan=GAP)
 
     def places(self, rows: np.ndarray) -> np.ndarray:
-        """(r, F) half of the last place of the numbers of these rows; 0 of full ones."""
+        """(r, U) half of the last place of the numbers of these rows; 0 of full ones."""
         return _half_places(decimals(self.filled(self.flat[rows])))
 
     def chance(self, rows: np.ndarray, apart: np.ndarray) -> np.ndarray:
-        """(r,) how many rows would be within `apart` (r, F) of these by chance."""
+        """(r,) how many rows would be within `apart` (r, U) of these by chance: see the module."""
         found = np.zeros(len(rows))
         x, n = self.filled(self.flat[rows]), len(self.flat)
-        step = max(1, 4_000_000 // max(1, self.x.size))
+        step = max(1, 4_000_000 // max(1, self.x.size))  # for memory's sake; s rows at once
         for at in range(0, len(rows), step):
             part = slice(at, at + step)
             low, high = x[part] - apart[part], x[part] + apart[part]
-            same = (self.x >= low[:, None]) & (self.x <= high[:, None])  # (r, n, F)
-            # not the row itself, and its copies
+            same = (self.x >= low[:, None]) & (self.x <= high[:, None])  # (s, m, U)
+            # the row itself, and its copies, tell nothing of chance: as if they differed everywhere
             same &= ~same.all(2, keepdims=True)
+
+            # (s, U) how often a column is the same, and e_k (s, 1 + SHELLS) of the odds that it
+            # differs, by one column after the other: the elementary symmetric polynomials
             share = np.maximum(same.sum(1), self.unseen) / len(self.x)
-            shells = np.zeros((len(same), SHELLS + 1))
-            shells[:, 0] = 1.0
-            for odds in ((1 - share) / share).T:  # the elementary symmetric polynomials
-                shells[:, 1:] += shells[:, :-1] * odds[:, None]
-            differ, near = (~same).sum(2), np.zeros(len(same))
-            of_all = n * share.prod(1)
+            e = np.zeros((len(same), SHELLS + 1))
+            e[:, 0] = 1.0
+            for odds in ((1 - share) / share).T:
+                e[:, 1:] += e[:, :-1] * odds[:, None]
+
+            # the largest of h_k / e_k, in rows of all n, over the nearest rows; and of what columns
+            # that are independent of each other would give
+            differ, nearer = (~same).sum(2), np.zeros(len(same))
+            largest = n * share.prod(1)
             for k in range(1, SHELLS + 1):
-                rows = (differ == k).sum(1)
-                scaled = n / len(self.x) * rows / np.maximum(shells[:, k], 1e-300)
-                of_all = np.where(near < NEAR, np.maximum(of_all, scaled), of_all)
-                near += rows
-            found[part] = of_all
+                h = (differ == k).sum(1)
+                scaled = n / len(self.x) * h / np.maximum(e[:, k], 1e-300)
+                largest = np.where(nearer < NEAR, np.maximum(largest, scaled), largest)
+                nearer += h
+            found[part] = largest
         return found
 
 
@@ -380,16 +406,21 @@ def _rounded(flat: np.ndarray, numbers: np.ndarray, first: np.ndarray) -> np.nda
     none = np.zeros((0, 2), np.int64)
     if flat.size > LARGEST or flat.shape[1] != len(numbers):
         return none
+
+    # the columns of numbers that may be rounded, that with the most different ones first
     x = np.nan_to_num(flat[first].astype(np.float64), nan=GAP)
     values = np.array([len(np.unique(column)) for column in x.T]) * numbers
     measured = np.argsort(-values, kind="stable")[: (values > MANY_VALUES).sum()]
     if len(measured) < 2:
         return none
+
+    # pairs of rows that are near in up to SEARCHED of them. Rows are sorted by the first column, in
+    # which the k-th row after a row is never nearer than the one before: the search can end
     order = np.argsort(x[:, measured[0]], kind="stable")
     x, first = x[order], first[order]
     m = x[:, measured]
     reach, found = NEAREST * m.std(0), [none]
-    for k in range(1, MOST_NEAR):  # row i and the k-th after it, by the first column
+    for k in range(1, MOST_NEAR):  # row i and the k-th after it
         i = np.flatnonzero(m[k:, 0] - m[:-k, 0] <= reach[0])
         if not len(i):
             break
@@ -397,6 +428,9 @@ def _rounded(flat: np.ndarray, numbers: np.ndarray, first: np.ndarray) -> np.nda
             i = i[np.abs(m[i + k, j] - m[i, j]) <= reach[j]]
         found.append(np.stack([i, i + k], axis=1))
     one, other = np.concatenate(found).T
+
+    # of these, the pairs that are the same in all other columns, and in these but for rounding:
+    # numbers with equally many decimals are not rounded ones of each other
     rest = np.delete(x, measured, axis=1)
     same = (rest[one] == rest[other]).all(1)
     one, other = one[same], other[same]
@@ -405,5 +439,7 @@ def _rounded(flat: np.ndarray, numbers: np.ndarray, first: np.ndarray) -> np.nda
     tolerance = np.where(places[one] == places[other], 0.0, _half_places(least))
     near = np.abs(m[one] - m[other]) <= tolerance * (1 + 1e-6) + 3e-7 * np.abs(m[one])
     one, other = one[near.all(1)], other[near.all(1)]
+
+    # the row with fewer decimals is the rounded one; the other is what is left of the sum of both
     coarse = np.where(places[one].sum(1) < places[other].sum(1), one, other)
     return np.stack([first[one + other - coarse], first[coarse]], axis=1)

@@ -283,9 +283,12 @@ def _problems(data: Dataset) -> Iterator[str]:
     """Problems with a data set. Later checks assume that the earlier ones passed, so only the first
     is reported.
     """
-    y, n, classes = data.y, len(data.y), len(data.classes)
+    y, n, classes = data.y, len(data.y), len(data.classes)  # no classes: y are numbers to predict
+
+    # rows and labels: their shapes and types
     if n == 0:
         yield "it has no rows"
+    # NaN is allowed only where `fill` says what will replace it
     if problem := array_problem(data.x, data.shift, data.scale, gaps=bool(data.fill)):
         yield problem
     if y.shape != (len(data.x),):
@@ -295,6 +298,8 @@ def _problems(data: Dataset) -> Iterator[str]:
             "labels must be int64 classes, or float64 numbers without names of classes, not "
             f"{y.dtype}"
         )
+
+    # the values of labels
     if classes == 1:
         yield f"it needs at least 2 classes, but has {data.classes}"
     if not classes and not np.isfinite(y).all():
@@ -308,20 +313,23 @@ def _problems(data: Dataset) -> Iterator[str]:
             f"labels must be in 0..{classes - 1}, one for each class, but range from {y.min()} "
             f"to {y.max()}"
         )
+
+    # what is told of rows and columns beside
     if data.groups is not None and data.groups.shape != y.shape:
         yield f"groups must give an owner for each of the {n} rows"
     if data.owners and (
+        # groups without names of owners may have any numbers
         data.groups is None or not 0 <= data.groups.min() <= data.groups.max() < len(data.owners)
     ):
         yield f"groups must be in 0..{len(data.owners) - 1}, one for each owner"
-    if not _valid_rows(data.test, n):
+    if not _are_row_numbers(data.test, n):
         yield f"test must hold distinct row numbers from 0 to {n - 1}"
     if data.kind == "table" and len(data.columns) != data.x.shape[1]:
         yield f"the table has {data.x.shape[1]} columns, but {len(data.columns)} column names"
 
 
-def _valid_rows(rows: np.ndarray | None, n: int) -> bool:
-    """Whether these are distinct numbers of some of n rows."""
+def _are_row_numbers(rows: np.ndarray | None, n: int) -> bool:
+    """Whether these are distinct numbers of some of n rows, at least one; or None."""
     if rows is None:
         return True
     if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows):

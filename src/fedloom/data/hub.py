@@ -401,6 +401,7 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    # the schema, and what `datasets` has written beside it: column -> its type there
     try:
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
@@ -412,51 +413,56 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
         about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         told = about.get("info", {}).get("features", {}).items()
         features: dict[str, Any] = {
-            plain_name(c): kind for c, kind in told if isinstance(kind, dict)
+            plain_name(column): kind for column, kind in told if isinstance(kind, dict)
         }
-    except (ValueError, RecursionError, AttributeError) as error:
+    except (ValueError, RecursionError, AttributeError) as error:  # a file may hold any text there
         raise DataError(
             f"{path}: its metadata 'huggingface' cannot be read; write the file without them."
         ) from error
     names = [plain_name(column) for column in schema.names]
     refuse_names(names, str(path))
+
+    # the cells: floats go into one array each, as they come; others stay chunks of Arrow
     floats = [pa.types.is_floating(kind) for kind in schema.types]
     room = min(max(file.metadata.num_rows, 0), 1 << 27)  # a file may name more rows than it has
-    parts = [Growing(room if is_float else 0) for is_float in floats]
+    numbers = [Growing(room if is_float else 0) for is_float in floats]
     chunks: list[list[Any]] = [[] for _ in floats]
     try:
         for batch in file.iter_batches(BATCH):
             for place, cells in enumerate(batch.columns):
                 if floats[place]:
-                    parts[place].add(numbers_in(pa.chunked_array([cells])))
+                    numbers[place].add(numbers_in(pa.chunked_array([cells])))
                 else:
                     chunks[place].append(cells)
     except (OSError, pa.ArrowException) as error:
         raise DataError(
             f"{path} cannot be read as a data set; correct or replace it ({_reason(error)})."
         ) from error
+
+    # what the columns are: pictures (also without the metadata of `datasets`), class numbers with
+    # the names of their classes, or cells whose type Arrow knows
     images, named = [], {}
-    for name_, field_ in zip(names, schema, strict=True):
-        kind = features.get(name_, {}).get("_type", "Value")
-        if pa.types.is_struct(field_.type) and {inner.name for inner in field_.type} == {
+    for column, kind in zip(names, schema.types, strict=True):
+        feature = features.get(column, {}).get("_type", "Value")
+        if pa.types.is_struct(kind) and {inner.name for inner in kind} == {
             "bytes",
             "path",
         }:
-            images.append(name_)
-        elif kind == "ClassLabel" and isinstance(features[name_].get("names"), list):
-            named[name_] = [str(word) for word in features[name_]["names"]]
-        elif kind not in ("Value", "Sequence", "List", "ClassLabel"):
+            images.append(column)
+        elif feature == "ClassLabel" and isinstance(features[column].get("names"), list):
+            named[column] = [str(word) for word in features[column]["names"]]
+        elif feature not in ("Value", "Sequence", "List", "ClassLabel"):
             return None
     _refuse_several(images, name)
     cells_of = [
         pa.chunked_array(found, kind) for found, kind in zip(chunks, schema.types, strict=True)
     ]
     columns = {
-        c: column_of_floats(c, part.numbers, grammar)
+        column: column_of_floats(column, own.numbers, grammar)
         if is_float
-        else RawColumn.of(c, cells, grammar)
-        for c, part, is_float, cells in zip(names, parts, floats, cells_of, strict=True)
-        if c not in images
+        else RawColumn.of(column, cells, grammar)
+        for column, own, is_float, cells in zip(names, numbers, floats, cells_of, strict=True)
+        if column not in images
     }
     encoded = _pictures(cells_of[names.index(images[0])].to_pylist(), images[0]) if images else None
     return Content(columns, None, named, encoded)

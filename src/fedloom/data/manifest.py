@@ -99,29 +99,39 @@ def manifest(
     """
     path = Path(path)
     listing = _read(path)
+
+    # the class of each object of the first party
     names = sorted(listing.labels)
     y, classes = class_numbers(
         RawColumn.of("label", [listing.labels[name] for name in names]), f"Column 'label' of {path}"
     )
-    numbers = dict(zip(names, y.tolist(), strict=True))
-    everywhere = set(names).intersection(*listing.files)
-    useless = {name for name in listing.test or () if name not in everywhere or numbers[name] < 0}
+    class_of = dict(zip(names, y.tolist(), strict=True))  # -1 without a label
+    at_all = set(names).intersection(*listing.files)
+    # a test object that cannot be tested is left out: as unaligned it would be trained on
+    useless = {name for name in listing.test or () if name not in at_all or class_of[name] < 0}
+
+    # rows: at each party, an object's row is its place in the party's `held`
     held = [sorted(set(files) - useless) for files in listing.files]
-    shared = sorted(everywhere - useless)
-    places = [{name: row for row, name in enumerate(objects)} for objects in held]
+    common = sorted(at_all - useless)
+    row_of = [{name: row for row, name in enumerate(objects)} for objects in held]
     split = split_parties(
-        [np.array([rows[name] for name in shared], dtype=np.int64) for rows in places],
-        [np.array([numbers.get(name, -1) for name in objects], dtype=np.int64) for objects in held],
+        [np.array([rows[name] for name in common], dtype=np.int64) for rows in row_of],
+        [
+            np.array([class_of.get(name, -1) for name in objects], dtype=np.int64)
+            for objects in held
+        ],
         seed=seed,
         official=None
         if listing.test is None
-        else np.array([name in listing.test for name in shared], dtype=bool),
+        else np.array([name in listing.test for name in common], dtype=bool),
         aligned=aligned,
         test_fraction=test_fraction,
         test_rows=test_rows,
         balanced=True,
         validation=validation,
     )
+
+    # only now are pictures decoded: those of each party's aligned, unaligned and test objects
     views = []
     for party, (objects, *parts) in enumerate(
         zip(held, split.aligned, split.unaligned, split.test, strict=True)
@@ -240,13 +250,16 @@ def make_manifest(
 
 
 def _read(path: Path) -> _Listing:
-    """The manifest's rows, validated individually and jointly."""
+    """The manifest's rows, validated individually and jointly: all problems are in one error."""
     table = {name: column.text for name, column in read_csv(path, needed=COLUMNS).items()}
     splits = table.get("split", [""] * len(table["path"]))
     problems = _Problems(list)
+    # party -> object -> view -> file; and the labels and splits that an object's rows name
     files: dict[int, dict[str, dict[str, Path]]] = defaultdict(lambda: defaultdict(dict))
     labels: dict[str, set[str]] = defaultdict(set)
-    parts: dict[str, set[str]] = defaultdict(set)
+    splits_of: dict[str, set[str]] = defaultdict(set)
+
+    # each row by itself; the first problem of a row is reported
     for row, split in zip(
         zip(*(table[name] for name in COLUMNS), strict=True), splits, strict=True
     ):
@@ -255,6 +268,7 @@ def _read(path: Path) -> _Listing:
             problems["rows without sample_id, view or path"].append(row)
         elif not re.fullmatch("[0-9]{1,4}", party):
             problems["party numbers that are not 0, 1, ..."].append(repr(party))
+        # this look-up makes an entry, also for a row that is refused below: all rows are then
         elif view in files[int(party)][sample]:
             problems["repeated combinations of sample, party and view"].append(
                 (sample, party, view)
@@ -265,9 +279,11 @@ def _read(path: Path) -> _Listing:
             problems["splits that are neither train nor test"].append(repr(split))
         else:
             files[int(party)][sample][view] = path.parent / place
-            parts[sample].add(split or "train")
-            labels[sample] |= {label} - {""}
-    for where, values in {"labels": labels, "splits": parts}.items():
+            splits_of[sample].add(split or "train")
+            labels[sample] |= {label} - {""}  # makes an entry, empty if no row has a label
+
+    # rows of one object, and rows of one party, together
+    for where, values in {"labels": labels, "splits": splits_of}.items():
         for sample, different in values.items():
             if len(different) > 1:
                 problems[f"objects with several {where}"].append(f"{sample} {sorted(different)}")
@@ -275,26 +291,28 @@ def _read(path: Path) -> _Listing:
         party: _in_order({view for images in objects.values() for view in images})
         for party, objects in files.items()
     }
-    whole = {
+    complete = {  # the objects of which a party has all its views
         party: {
             sample: images for sample, images in objects.items() if len(images) == len(views[party])
         }
         for party, objects in files.items()
     }
-    for party in set(range(max([*files, 1]) + 1)) - set(files):
+    for party in set(range(max([*files, 1]) + 1)) - set(files):  # there are at least 0 and 1
         problems["parties without rows (they are numbered 0, 1, ...)"].append(party)
     for party, objects in files.items():
-        if not whole[party]:
+        if not complete[party]:
             problems["parties that have all their views of no object"].append(party)
         images = (file for views in objects.values() for file in views.values())
         if missing := [file for file in images if not file.is_file()]:
             problems["files that are missing"] += missing
     problems.raise_any(path)
+
+    # objects that a party has some views of are no error, but are not used there
     lacking = [
         (sample, party)
         for party in sorted(files)
         for sample in files[party]
-        if sample not in whole[party]
+        if sample not in complete[party]
     ]
     if lacking:
         logging.getLogger("fedloom").warning(
@@ -302,13 +320,13 @@ def _read(path: Path) -> _Listing:
             "ignored there",
             path, len(lacking), sum(map(len, files.values())), *lacking[0],
         )  # fmt: skip
-    test = {sample for sample, split in parts.items() if "test" in split}
-    names = {sample: "".join(labels[sample]) for sample in whole[0]}
-    order = sorted(files)
+    test = {sample for sample, found in splits_of.items() if "test" in found}
+    label_of = {sample: "".join(labels[sample]) for sample in complete[0]}  # one label, or none
+    order = sorted(files)  # rows may name parties in any order
     return _Listing(
-        [whole[k] for k in order],
+        [complete[k] for k in order],
         [views[k] for k in order],
-        names,
+        label_of,
         test if "split" in table else None,
     )
 

@@ -230,36 +230,46 @@ class Understanding:
         }
 
     def settings(self) -> dict[str, Any]:
-        """Settings of `[data]` that state the decisions, as TOML values."""
-        group = self.options.group or self.group_guess
-        others = {
+        """Settings of `[data]` that state the decisions, as TOML values: a run with them reads the
+        data in the same way, and guesses nothing.
+        """
+        options = self.options
+        group = options.group or self.group_guess
+        # columns that another setting names, and that `drop` must not name again; `test` may also
+        # be names of owners
+        named = {
             group,
             self.label,
-            self.options.id,
-            self.options.test if isinstance(self.options.test, str) else None,
+            options.id,
+            options.test if isinstance(options.test, str) else None,
         }
-        drop = [name for name in self.dropped if name not in others]
+        drop = [name for name in self.dropped if name not in named]
+
+        # which columns have a role
         values: dict[str, Any] = {"label": self.label}
         values |= {"group": group} if group else {"partition": "iid"}
-        values |= {"id": self.options.id} if self.options.id else {}
+        values |= {"id": options.id} if options.id else {}
         values |= {"drop": drop} if drop else {}
-        values |= {"keep": list(self.options.keep)} if self.options.keep else {}
-        values |= (
-            {"task": self.table.task} if self.options.task or self.table.task == "number" else {}
-        )
-        if self.options.missing_words != MISSING_WORDS:
-            values["missing_words"] = list(self.options.missing_words)
-        values |= {"decimal": self.options.decimal} if self.options.decimal != "." else {}
+        values |= {"keep": list(options.keep)} if options.keep else {}
+
+        # how cells are read: what was set, and guesses that a run would have to repeat
+        values |= {"task": self.table.task} if options.task or self.table.task == "number" else {}
+        if options.missing_words != MISSING_WORDS:
+            values["missing_words"] = list(options.missing_words)
+        values |= {"decimal": options.decimal} if options.decimal != "." else {}
+        # numbers and categories are guessed again from the same cells; hashed texts and dates are
+        # stated, as the user may want to know
         encode = {name: kind for name, kind in self.kinds.items() if kind in ("text", "date")}
-        values |= (
-            {"encode": {**encode, **self.options.encode}} if encode or self.options.encode else {}
-        )
+        values |= {"encode": {**encode, **options.encode}} if encode or options.encode else {}
+
+        # what replaces a missing number: without a setting a run would refuse it. A missing word is
+        # a category of its own, and needs none
         numbers = [name for name in self.missing if self.kinds[name] in ("number", "date")]
-        if self.options.fills != "refuse" or numbers:
-            values["missing"] = self.options.fills if self.options.fills != "refuse" else "median"
-        values |= {"missing_columns": "allow"} if self.options.missing_columns == "allow" else {}
-        if self.options.test:
-            values["test"] = (
-                self.options.test if isinstance(self.options.test, str) else list(self.options.test)
-            )
-        return values | ({"unseen": list(self.options.unseen)} if self.options.unseen else {})
+        if options.fills != "refuse" or numbers:
+            values["missing"] = options.fills if options.fills != "refuse" else "median"
+        values |= {"missing_columns": "allow"} if options.missing_columns == "allow" else {}
+
+        # which rows are tested, and which owners take no part
+        if options.test:
+            values["test"] = options.test if isinstance(options.test, str) else list(options.test)
+        return values | ({"unseen": list(options.unseen)} if options.unseen else {})

@@ -84,21 +84,29 @@ def _two_digits(values: np.ndarray) -> str:
 
 def _decimal(words: list[str]) -> str:
     """As `disordered`, of words some of which have a decimal point."""
+    # the digits in front of the point, and behind it; without a sign, and with digits on both sides
     parts = [word.split(".") for word in words]
     if not all(len(part) == 2 and all(part) and part[0].isdigit() for part in parts):
         return ""
-    whole, behind = np.array([int(part[0]) for part in parts]), [part[1] for part in parts]
+    before, behind = np.array([int(part[0]) for part in parts]), [part[1] for part in parts]
     lengths = {len(part) for part in behind}
+
+    # 2022.1, 2022.2, ..., 2022.10: as a number October is before February. Years in front
+    # show it; without them, many words of which none has more than 12 behind the point
     if not any(part[0] == "0" for part in behind) and lengths == {1, 2}:
         most = max(map(int, behind))
         weeks = most <= 53 and _many(np.array([int(part) for part in behind])) > 12
-        if (_all(whole, _YEARS) and (most <= 12 or weeks)) or (most <= 12 and len(words) >= 10):
+        if (_all(before, _YEARS) and (most <= 12 or weeks)) or (most <= 12 and len(words) >= 10):
             return "months or weeks behind a point without zeros"
+
+    # 01.2022 (month and year) and 31.12 (day and month), which may have lost zeros at the end, as
+    # 01.202 of 2020 and 31.1 of October; days and months need more words, as prices are like them
     order = np.argsort([float(word) for word in words], kind="stable")
-    for digits, first, second, rows in ((4, _MONTHS, _YEARS, 3), (2, _DAYS, _MONTHS, 10)):
-        if max(lengths) <= digits and len(words) >= rows and _all(whole, first):
+    for digits, low, high, fewest in ((4, _MONTHS, _YEARS, 3), (2, _DAYS, _MONTHS, 10)):
+        if max(lengths) <= digits and len(words) >= fewest and _all(before, low):
             later = np.array([int(part.ljust(digits, "0")) for part in behind])
-            if _all(later, second) and _falls((later * 100 + whole)[order]):
+            # dates only if in the order of the numbers they go back in time somewhere
+            if _all(later, high) and _falls((later * 100 + before)[order]):
                 return _LAST if digits == 4 else "dates with the day first"
     return ""
 
@@ -130,6 +138,7 @@ def _like_days(part: np.ndarray) -> bool:
 
 
 def _many(part: np.ndarray) -> int:
+    """How many different numbers there are."""
     return len(np.unique(part))
 
 

@@ -1,4 +1,9 @@
-"""A vertical federation from one CSV or Parquet file for each party."""
+"""A vertical federation from one CSV or Parquet file for each party.
+
+The parties' people are matched by ids (`Align`), and their rows divided into aligned, unaligned and
+test rows (`split_parties`); each party's columns are then encoded by themselves. In a simulation
+`from_files` does all of it; at a node, `PartyFile` reads the party's own file.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -161,25 +166,33 @@ def from_files(
     Raises:
         DataError: a file is invalid, ids do not match, or there are too few people.
     """
-    keys = [id] * len(files) if isinstance(id, str) else list(id)
-    if len(files) < 2 or len(keys) != len(files):
+    # the files
+    id_columns = [id] * len(files) if isinstance(id, str) else list(id)
+    if len(files) < 2 or len(id_columns) != len(files):
         raise DataError(
             f"from_files needs at least 2 files, and one id or one for each, not {len(files)} "
-            f"files and ids {keys}."
+            f"files and ids {id_columns}."
         )
     refuse_unknown_files(options.decimals, map(Path, files))
-    held = [PartyFile.active(Path(files[0]), keys[0], label, options.of_file(Path(files[0]).name))]
+    held = [
+        PartyFile.active(Path(files[0]), id_columns[0], label, options.of_file(Path(files[0]).name))
+    ]
     held += [
-        PartyFile.passive(Path(file), key, label, options.of_file(Path(file).name))
-        for file, key in zip(files[1:], keys[1:], strict=True)
+        PartyFile.passive(Path(file), id_column, label, options.of_file(Path(file).name))
+        for file, id_column in zip(files[1:], id_columns[1:], strict=True)
     ]
     _check_named(held, options)
+
+    # `common`: for each party, (P,) its row of each of P people, -1 for one that it lacks. By
+    # `anybody` these are all people of the first party, who may lack others
     ids, y, (parts, part_names) = [own.ids for own in held], held[0].labels, held[0].strata
     common = (
         [np.arange(len(y)), *(_found(ids[0], other, align) for other in ids[1:])]
         if anybody
         else _common(ids, align)
     )
+    # `known`: the class, or part of a number's range, of each row of each party; -1 where unknown.
+    # Other parties' rows have those of the same people at the first, which has all its own
     known = [np.full(len(words), -1, dtype=np.int64) for words in ids]
     for rows, numbers in zip(common, known, strict=True):
         numbers[rows[rows >= 0]] = parts[common[0][rows >= 0]]
@@ -194,29 +207,34 @@ def from_files(
         balanced=False,
         validation=validation,
     )
-    names = np.array(ids[0], dtype=object)
-    first, last = list(names[split.aligned[0]]), list(names[split.test[0]])
+
+    # each party's columns, and which rows it has: by the rule of `presence`, whose keys are the
+    # first party's ids, or by what it lacks in its file
+    first_ids = np.array(ids[0], dtype=object)
+    aligned_ids, test_ids = list(first_ids[split.aligned[0]]), list(first_ids[split.test[0]])
     views = []
     for m, own in enumerate(held):
         joint, rest, test = split.aligned[m], split.unaligned[m], split.test[m]
-        present = had(presence, m, first, len(rest), last)
+        present = had(presence, m, aligned_ids, len(rest), test_ids)
         if anybody:
             present = np.concatenate([joint, rest, test]) >= 0
         views.append(own.view(joint, rest, test, split.truth[m], present))
-    labels, tested = y[split.aligned[0]], y[split.test[0]]
-    target, of_range = (0.0, 1.0), None
+
+    # the labels as they were read; `split` has classes, or parts of a number's range
+    labels, test_labels = y[split.aligned[0]], y[split.test[0]]
+    target, range_parts = (0.0, 1.0), None
     if not held[0].classes:
-        target, of_range = scale_of(labels), (part_names, split.labels, split.test_labels)
+        target, range_parts = scale_of(labels), (part_names, split.labels, split.test_labels)
     return VerticalDataset(
         Path(files[0]).stem,
         "table",
         held[0].classes,
         tuple(views),
         labels,
-        tested,
+        test_labels,
         label,
         target,
-        of_range,
+        range_parts,
     )
 
 
@@ -259,7 +277,7 @@ def _checked(common: list[np.ndarray], sizes: list[int]) -> list[np.ndarray]:
         or (
             rows.dtype.kind in "iu"
             and rows.min() >= 0
-            and len(np.unique(rows[rows < size])) == len(rows)
+            and len(np.unique(rows[rows < size])) == len(rows)  # distinct, and all below `size`
         )
         for rows, size in zip(common, sizes, strict=True)
     ):

@@ -2,6 +2,17 @@
 
 `understand` decides it from the settings of `[data]`, guesses what they leave open, and says so in
 sentences.
+
+In come the columns as `fedloom.data.own` has read them, each of n cells that are not interpreted
+yet. A column that gets a role is taken out of the candidates (`_Candidates`); what is left at the
+end are the features. Out goes an `Understanding`: the table of the features and of the rows that
+are used (`RawTable`), which `fedloom.data.encoder` turns into numbers, and notes for the user.
+
+Three kinds of rows are not used: those without a label, those without an owner, and those that the
+column of the split says are for validation. `kept` holds the numbers of all others.
+
+A node reads its own file by `own_rows` instead, which guesses nothing: only what the file's owner
+has allowed in node.toml may be used.
 """
 
 import re
@@ -93,6 +104,7 @@ _OWNERS += (
 )
 DATES = "dates"
 _ROLES = {"group": "the owner", "id": "the id", "test": "the split", "label": "the label"}
+"""Setting -> what a column that it names is, for an error about another use of the column."""
 ALLOW = 'Set data.missing_columns = "allow" to take what an owner lacks as missing there'
 _SAYS = "Say so, or otherwise, by data.encode,"
 BY_NAME = "an identifier by its name"
@@ -118,6 +130,7 @@ _PARTS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
 }
 _SOME_ROWS = 200
+"""Rows by which a column is looked at before all are."""
 _EXCEL_ERROR = re.compile("#[A-Z0-9/]+[!?]")
 _LIKE_MISSING = re.compile(
     r"[-–—_*]{1,5}|n[./]?a[.]?|n[./]d[.]?|nan|nil|none|null|#null!|missing|unknown|unk|undefined|blank|empty|"
@@ -154,11 +167,16 @@ class _Candidates:
     """Columns by name; those that have a role are taken out."""
 
     name: str
+    """Of the table, for errors."""
     values: dict[str, RawColumn]
+    """The columns that may still be features."""
     dropped: dict[str, str] = field(default_factory=dict)
+    """Column that is no feature -> the reason, as a clause that follows "is"."""
 
-    def take(self, column: str, setting: str) -> RawColumn:
-        """Remove a named column, and return it."""
+    def take_out(self, column: str, setting: str) -> RawColumn:
+        """Remove the column that `data.<setting>` names, and return it. Raises DataError if there
+        is none of this name, or if it has another role already.
+        """
         if column not in self.values:
             known = [*self.values, *self.dropped]
             if column in self.dropped:
@@ -209,20 +227,26 @@ def understand(
     notes: list[str] = []
     if not table.values or not len(next(iter(table.values.values()))):
         raise DataError(f"{name!r} has no rows; add rows below the header.")
-    group = None if options.group is None else table.take(options.group, "group")
+
+    # the columns that settings name, before the label is guessed among those that are left
+    group = None if options.group is None else table.take_out(options.group, "group")
     if options.id is not None:
-        ids = table.take(options.id, "id")
+        ids = table.take_out(options.id, "id")
+        # rows of one unit are kept together anyway, so an id that is the unit may repeat
         if (repeated := len(ids) - len({*ids.text})) and ordered.unit != options.id:
             notes.append(
                 f"Column {options.id!r} (id) repeats in {repeated} rows: rows of one id may be "
                 "in training and in test."
             )
-    split = table.take(options.test, "test") if isinstance(options.test, str) else None
+    # a string names the column of the split; a tuple names owners whose rows are test rows
+    split = table.take_out(options.test, "test") if isinstance(options.test, str) else None
+
+    # the label: y (n,) are classes (int64, -1 for a gap) or numbers (float64, NaN for a gap)
     guessed = options.label is None
     label = options.label or _guess_label(table, list(named), picture)
-    raw = table.take(label, "label")
+    label_cells = table.take_out(label, "label")
     try:
-        y, classes = labels_of(raw, name, named.get(label), options)
+        y, classes = labels_of(label_cells, name, named.get(label), options)
     except DataError as error:
         raise DataError(
             f"{error} The label is a guess: name it as data.label." if guessed else str(error)
@@ -236,41 +260,49 @@ def understand(
             'number to predict: if they are numbers of classes, set data.task = "classes", else '
             '"number".'
         )
+    # the rows that are used: `kept` (r,) numbers them among all n
     owners: tuple[str, ...] = ()
     groups = None
     if group is not None:
         owners, groups = _owners(group, options)
-    lost = np.zeros(len(y), bool) if group is None else group.missing
+    unowned = np.zeros(len(y), bool) if group is None else group.missing
     kept = _outside_split(split, y)
-    kept = kept[~lost[kept]]
-    some = kept if len(kept) < len(y) else slice(None)  # all rows without a copy
-    y_kept, groups_kept = y[some], None if groups is None else groups[some]
-    present = np.unique(y_kept)
-    if y.dtype.kind == "f" and (len(present) < 2 or constant(y_kept)):
+    kept = kept[~unowned[kept]]
+    rows = kept if len(kept) < len(y) else slice(None)  # a slice takes all rows without a copy
+    y_kept, groups_kept = y[rows], None if groups is None else groups[rows]
+
+    # all rows that are left may have one label, though the whole column has several
+    labels = np.unique(y_kept)
+    if y.dtype.kind == "f" and (len(labels) < 2 or constant(y_kept)):
         raise DataError(
             f"Column {label!r} of {name!r} must have different numbers, but has "
-            f"{min(len(present), 1)}."
+            f"{min(len(labels), 1)}."
         )
-    if len(present) < 2:
-        only = classes[int(present[0])] if len(present) else "none"
+    if len(labels) < 2:
+        only = classes[int(labels[0])] if len(labels) else "none"
         raise DataError(
             f"Column {label!r} of {name!r} must have at least 2 classes, but has {only!r} only."
         )
     if (gone := int(unlabeled(y).sum())) > 0:
         notes.append(f"{gone} of {len(y)} rows have no label in {label!r} and are left out.")
-    if group is not None and (gone := int(lost.sum())):
+    if group is not None and (gone := int(unowned.sum())):
         notes.append(
             f"{gone} of {len(y)} rows have no owner in {options.group!r} and are left out."
         )
-    notes += _label_notes(raw, y[~unlabeled(y)], classes)
+    notes += _label_notes(label_cells, y[~unlabeled(y)], classes)
     notes += [
         f"Owners {_some(names)} differ in writing only: correct the data if they are one."
         for names in nearly_equal(owners)
     ]
+
+    # the test rows (t,), among all n: a setting goes before the split that the files state
     if split is not None:
         test = np.flatnonzero(_split_parts(split) == "test")
     elif options.test:
-        test = _held_out_owners(options, owners, groups)
+        test = _rows_of_test_owners(options, owners, groups)
+
+    # the columns that keep rows together (unit) and that order them (time), among all columns:
+    # an id or an owner may be one, too
     dates = [name for name, found in columns.items() if name != label and _holds_dates(found)]
     time_guess = _guess_time(columns, label) or _guess_days(columns, dates, groups)
     unit, time = ordered.unit, time_guess if ordered.time is None else ordered.time
@@ -285,8 +317,11 @@ def understand(
                 f"Column {column!r} lacks {count} of {len(kept)} values; correct or drop those "
                 "rows."
             )
+        # a year as a number stays a feature, a date as text does not: see `SplitColumns.time`
         if column in table.values and (column == unit or columns[column].values.dtype.kind == "O"):
             table.drop(column, "the unit" if column == unit else "the time")
+
+    # the features: (r,) numbers or words of each candidate that is left
     kinds: dict[str, Kind] = {}
     if picture:
         table.values.clear()
@@ -294,22 +329,25 @@ def understand(
         # class numbers become their names, or None if missing
         for column in table.values.keys() & named.keys():
             table.values[column] = class_names(table.values[column], named[column])
-        kinds = _features(table, options, kept, notes)
+        kinds = _kinds_of_features(table, options, kept, notes)
     features = {
-        column: _typed(found, kinds[column])[some] for column, found in table.values.items()
+        column: _typed(found, kinds[column])[rows] for column, found in table.values.items()
     }
+
+    # what the user should look at
     notes += _copy_notes(features, y_kept, groups_kept)
     notes += label_copies(features, y_kept, groups_kept)
-    data = [name for name, values in features.items() if _names_value(name, values)]
-    if 2 * len(data) > len(features):
+    odd_names = [name for name, values in features.items() if _names_value(name, values)]
+    if 2 * len(odd_names) > len(features):
         notes.append(
-            f"Columns' names are values, such as {data[0]!r}: check that the first row is the "
-            "header."
+            f"Columns' names are values, such as {odd_names[0]!r}: check that the first row is "
+            "the header."
         )
     missing = {
         column: count for column, values in features.items() if (count := int(_gaps(values).sum()))
     }
-    notes += _missing_notes([raw, *table.values.values()])
+    notes += _missing_notes([label_cells, *table.values.values()])
+    # owner -> features that it has no value of: a gap, unless owners may differ in columns
     lacking = (
         {}
         if options.missing_columns == "refuse" or groups_kept is None
@@ -319,51 +357,60 @@ def understand(
         f"Owner {owner!r} lacks {_some(names)}: values are missing there."
         for owner, names in lacking.items()
     ]
-    guess = None if options.group else _guess_group(columns, label, options)
+
+    # guesses of what no setting names, which change nothing here: callers suggest the settings
+    group_guess = None if options.group else _guess_group(columns, label, options)
     others = {
         name: c
         for name, c in columns.items()
-        if name not in (label, options.group, guess, options.test)
+        if name not in (label, options.group, group_guess, options.test)
     }
     unit_guess = None if ordered.unit or options.id else _guess_unit(others, groups)
     day = time_guess or tuple(dates[:1])
+    return Understanding(
+        table=RawTable(
+            name,
+            features,
+            y_kept,
+            classes,
+            _among_kept(test, kept, name),
+            groups_kept,
+            owners,
+            label,
+        ),
+        label=label,
+        guessed=guessed,
+        options=options,
+        kinds=kinds,
+        missing=missing,
+        dropped=table.dropped,
+        notes=tuple(notes),
+        kept=kept,
+        group_guess=group_guess,
+        optional=tuple(
+            column for column in features if any(column in names for names in lacking.values())
+        ),
+        time_guess=time_guess,
+        unit=None if unit is None else columns[unit].words[kept],
+        time=tuple(_times(columns[column])[kept] for column in time),
+        unit_guess=unit_guess,
+        day_guess=", ".join(day),
+        # coded over all n rows, so that a date has one code whichever rows are used
+        days=_codes([columns[column].text for column in day])[kept] if day else None,
+    )
+
+
+def _among_kept(test: np.ndarray | None, kept: np.ndarray, name: str) -> np.ndarray | None:
+    """(t,) int64 places among `kept` (r,) of the test rows, given by their numbers among all rows.
+    Raises DataError if no row is left for the test, or for training.
+    """
     if test is not None:
-        mask = np.zeros(len(y), dtype=bool)
-        mask[test] = True
-        test = np.flatnonzero(mask[kept]).astype(np.int64)
+        test = np.flatnonzero(np.isin(kept, test)).astype(np.int64)
         if not 0 < len(test) < len(kept):
             raise DataError(
                 f"{name!r} has {len(test)} test rows of {len(kept)}; both parts need rows."
             )
-    raw_table = RawTable(
-        name,
-        features,
-        y_kept,
-        classes,
-        test,
-        groups_kept,
-        owners,
-        label,
-    )
-    return Understanding(
-        raw_table,
-        label,
-        guessed,
-        options,
-        kinds,
-        missing,
-        table.dropped,
-        tuple(notes),
-        kept,
-        guess,
-        tuple(column for column in features if any(column in names for names in lacking.values())),
-        time_guess,
-        None if unit is None else columns[unit].words[kept],
-        tuple(_times(columns[column])[kept] for column in time),
-        unit_guess,
-        ", ".join(day),
-        _codes([columns[column].text for column in day])[kept] if day else None,
-    )
+    return test
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,11 +445,14 @@ def own_rows(
             named, or a wanted column is not allowed or is an identifier by its name.
     """
     table, options, notes = _Candidates(name, dict(columns)), file.options, list[str]()
-    used = np.ones(len(next(iter(columns.values()))), dtype=bool)
+    used = np.ones(len(next(iter(columns.values()))), dtype=bool)  # (n,), narrowed step by step
+
+    # of a file with the rows of several owners, those of the one that this node is
     if options.group is not None:
-        found = table.take(options.group, "group")
-        _refuse_unowned(found)
-        words = found.words
+        owner_cells = table.take_out(options.group, "group")
+        # a row without an owner may be anybody's: refused, not left out as in `understand`
+        _refuse_unowned(owner_cells)
+        words = owner_cells.words
         known = known_words(words)
         if file.owner is None and len(known) > 1:
             raise DataError(
@@ -417,13 +467,20 @@ def own_rows(
             )
         used &= (words == file.owner) if file.owner is not None else used
     if options.id is not None:
-        table.take(options.id, "id")
+        table.take_out(
+            options.id, "id"
+        )  # is `dropped` then, so that a run that wants it is refused
+
+    # the split that the file's owner names goes before the one that the file states
     if isinstance(options.test, str):
-        parts = _split_parts(table.take(options.test, "test"))
+        parts = _split_parts(table.take_out(options.test, "test"))
         used &= parts != "validation"
         test = np.flatnonzero(parts == "test")
+
+    # rows without a label, and then rows whose label is none of the agreed classes: both notes
+    # count among the rows that are still used
     if options.label is not None:
-        gaps = table.take(options.label, "label").missing
+        gaps = table.take_out(options.label, "label").missing
         if count := int((gaps & used).sum()):
             notes.append(
                 f"{count} of {used.sum()} rows have no label in {options.label!r} and are left out."
@@ -436,12 +493,14 @@ def own_rows(
                     f"{count} of {used.sum()} rows have a label outside classes and are left out."
                 )
             used &= ~foreign
-    _check_patterns(table, options)
+    _check_patterns(table, options)  # against all columns without another role
     kept = np.flatnonzero(used)
     if not len(kept):
         raise DataError(
             f"{name!r} has no row with a label that is for training or testing; correct its file."
         )
+
+    # what the run asks for, against what the file's owner allows
     for column in wanted:
         if column not in columns:
             raise DataError(
@@ -449,19 +508,13 @@ def own_rows(
             )
         if reason := left_out(column, options) or table.dropped.get(column, ""):
             raise DataError(f"The run uses column {column!r} of {name!r}, which is {reason}.")
-        # values do not count: the run chose the column
+        # by the name alone: a refusal that depended on values would tell the run about them
         if column not in options.keep and _names_rows(column):
             raise DataError(
                 f"The run uses column {column!r}, which is {BY_NAME}. Name it in data.keep to "
                 "allow it."
             )
-    if test is not None:
-        test = np.flatnonzero(np.isin(kept, test)).astype(np.int64)
-        if not 0 < len(test) < len(kept):
-            raise DataError(
-                f"{name!r} has {len(test)} test rows of {len(kept)}; both parts need rows."
-            )
-    return OwnRows(kept, test, tuple(notes))
+    return OwnRows(kept, _among_kept(test, kept, name), tuple(notes))
 
 
 def refuse_identifier(column: str, cells: RawColumn, options: DataOptions) -> None:
@@ -528,24 +581,31 @@ def labels_of(
     Raises:
         DataError: the column holds free text, several labels in a row, or not what `task` says.
     """
-    where = f"Column {column.name!r} of {name!r}"
+    where = f"Column {column.name!r} of {name!r}"  # how an error begins
     if column.several:
         raise DataError(
             f"{where} holds several labels in a row; fedloom predicts one: choose another label."
         )
     values = column.values
+
+    # what a setting or the file decides
     if known is not None and options.task != "number":
+        # the cells are class numbers already
         codes = np.where(column.missing, -1, np.nan_to_num(values, nan=-1)).astype(np.int64)
         refuse_unnamed(codes, known, where)
         return codes, tuple(known)
     if options.task == "number":
         return numbers_of(column.name, column), ()
+
+    # what the values decide: fractions, or many whole numbers, are numbers to predict
     numbers = values[~np.isnan(values)] if column.is_number else np.empty(0)
     fractions = numbers[np.floor(numbers) != numbers]
     if options.task is None and (len(fractions) or len(np.unique(numbers)) > MOST_NUMBERS):
         return numbers_of(column.name, column), ()
+
+    # classes: `y` (n,) are places in `names`
     y, names = column.codes()
-    if len(fractions):
+    if len(fractions):  # only with task = "classes", as others are numbers by now
         raise DataError(
             f'{where} holds decimal numbers, such as {fractions[0]:g}: set data.task = "number" '
             "to predict them, "
@@ -553,6 +613,8 @@ def labels_of(
         )
     if options.task is None and not len(numbers):
         refuse_no_classes(column, where)
+
+    # "a|b" holds two labels if "a" and "b" are labels, too; "Paris, France" is one name
     parts = [_SEPARATORS.split(word) for word in names]
     single = {part[0] for part in parts if len(part) == 1}
     if any(len(part) > 1 and set(part) <= single for part in parts):
@@ -616,7 +678,7 @@ def _owners(column: RawColumn, options: DataOptions) -> tuple[tuple[str, ...], n
     """
     if column.missing_words:  # "NA" may be an owner's name, which must not get lost
         _refuse_unowned(column)
-    codes, order = column.codes()
+    codes, order = column.codes()  # (n,) places in `order`, -1 for a gap
     rows = int((codes >= 0).sum())
     if len(order) < 2 or len(order) > rows // 2:
         raise DataError(
@@ -629,9 +691,11 @@ def _owners(column: RawColumn, options: DataOptions) -> tuple[tuple[str, ...], n
                 f"There is no owner {owner!r} in column "
                 f"{column.name!r}.{did_you_mean(owner, order)}"
             )
-    last = sorted(range(len(order)), key=lambda number: order[number] in options.unseen)
-    places = np.argsort(last)
-    return tuple(order[number] for number in last), places[np.maximum(codes, 0)].astype(np.int64)
+    # the sort is stable: seen owners keep their order, and so do unseen ones behind them
+    seen_first = sorted(range(len(order)), key=lambda number: order[number] in options.unseen)
+    places = np.argsort(seen_first)  # the inverse: old number of an owner -> new one
+    names = tuple(order[number] for number in seen_first)
+    return names, places[np.maximum(codes, 0)].astype(np.int64)
 
 
 def _refuse_unowned(column: RawColumn) -> None:
@@ -675,10 +739,10 @@ def _outside_split(split: RawColumn | None, y: np.ndarray) -> np.ndarray:
     return np.flatnonzero(used if split is None else used & (_split_parts(split) != "validation"))
 
 
-def _held_out_owners(
+def _rows_of_test_owners(
     options: DataOptions, owners: Sequence[str], groups: np.ndarray | None
 ) -> np.ndarray:
-    """Rows of the owners that `data.test` names."""
+    """(t,) numbers of the rows of the owners that `data.test` names."""
     if groups is None:
         raise DataError(
             f"data.test names owners, {_some(options.test or ())}; name their column as data.group."
@@ -689,6 +753,7 @@ def _held_out_owners(
 def _guess_group(columns: Mapping[str, RawColumn], label: str, options: DataOptions) -> str | None:
     """A column that looks like the rows' owners, by its name and its number of values."""
     for column, found in columns.items():
+        # of "site_id" and "first_site" the word is "site"
         word = re.sub(r"[_\W]?(id|no|nr|name|code)$", "", column.lower())
         plausible = (
             column not in (label, options.id)
@@ -710,10 +775,11 @@ def _guess_unit(columns: Mapping[str, RawColumn], groups: np.ndarray | None) -> 
             continue
         if found.is_inexact:
             continue
-        codes = np.unique(found.text, return_inverse=True)[1].reshape(-1)
+        codes = np.unique(found.text, return_inverse=True)[1].reshape(-1)  # (n,) a person's
         count = int(codes.max()) + 1
         owner = np.zeros(len(codes), np.int64) if groups is None else groups
-        pairs = len(np.unique(np.stack([codes, owner]), axis=1).T)
+        pairs = len(np.unique(np.stack([codes, owner]), axis=1).T)  # of a person and an owner
+        # several people for each owner, some with more rows than one, and nobody at two owners
         if (
             max(MIN_UNIQUE, 2 * (int(owner.max()) + 1)) <= count <= len(codes) - MIN_UNIQUE
             and pairs == count
@@ -726,11 +792,13 @@ def _guess_time(columns: Mapping[str, RawColumn], label: str) -> tuple[str, ...]
     """Columns that order the rows in time: year, month, day and so on, or one of dates."""
     lower = {column.lower(): column for column in columns if column != label}
     parts = tuple(lower[part] for part in _TIMES if part in lower)
+    # a month without a year orders nothing, and a year alone may be anything, such as of a birth
     if len(parts) < 2 or parts[0] != lower.get("year"):
         parts = tuple(lower[word] for word in _DATES if word in lower)
+        # of two dates neither is *the* date; a number called "time" may be a duration
         if len(parts) != 1 or columns[parts[0]].values.dtype.kind != "O":
             return ()
-    try:
+    try:  # `_times` raises for words that are no times
         ordered = not any(columns[part].missing.any() for part in parts) and all(
             len(_times(columns[part])) for part in parts
         )
@@ -763,13 +831,14 @@ def _guess_days(
     if groups is None:
         return ()
     for name in dates:
+        # (n,) the number of each row's day; (2, P) the different pairs of a day and an owner
         days = np.unique(columns[name].words.astype(str), return_inverse=True)[1].reshape(-1)
         pairs = np.unique(np.stack([days, groups]), axis=1)
-        owners = np.bincount(pairs[0])
-        shared = (owners[days] > 1).mean()
+        owners = np.bincount(pairs[0])  # of each day
+        shared = (owners[days] > 1).mean()  # the share of rows on days that several owners have
         if len(owners) >= MIN_UNIQUE and len(days) <= 2 * len(pairs.T) and 2 * shared >= 1:
             found.append(name)
-    try:
+    try:  # `_times` raises for words that are no times
         return tuple(found) if len(found) == 1 and len(_times(columns[found[0]])) else ()
     except DataError:
         return ()
@@ -782,45 +851,62 @@ def _times(column: RawColumn) -> np.ndarray:
     if column.values.dtype.kind != "O" and not column.is_text:
         numbers = column.values.astype(np.float64)
         known = np.unique(numbers[~np.isnan(numbers)]).tolist()
+        # 31012022 is a date that is not in order as a number
         refuse_disordered([str(int(n)) if n.is_integer() else repr(n) for n in known], column.name)
         return numbers
     places = moments(known_words(column.words), column.name)
     return np.array([np.nan if word is None else places[word] for word in column.words])
 
 
-def _features(
+def _kinds_of_features(
     table: _Candidates, options: DataOptions, kept: np.ndarray, notes: list[str]
 ) -> dict[str, Kind]:
-    """The kind of each feature. Other columns are dropped, with a reason."""
+    """The kind of each feature. Other columns are dropped, with a reason.
+
+    Args:
+        table: the candidates; in the end the features alone.
+        options: the settings.
+        kept: (r,) numbers of the rows that are used, among the n of each column.
+        notes: to be extended by what the user should know.
+    """
+    # what the settings say of names
     _check_patterns(table, options)
     for column in [*table.values]:
         if reason := left_out(column, options):
             table.drop(column, reason)
     for column in options.encode:
         if column not in table.values:
-            table.take(column, "encode")
+            table.take_out(column, "encode")  # raises: the column is unknown, or has another role
+
+    # what the known values of the rows that are used say
     kinds: dict[str, Kind] = {}
-    free: dict[str, str] = {}
-    for column, found in [*table.values.items()]:
-        # a row that is not used decides no type
-        if len(kept) < len(found) and found.values.dtype.kind == "O":
-            found = table.values[column] = found.only(kept)
-        values = found.values
-        known = values[kept][~found.missing[kept]]
-        words = _counted(known) if known.dtype.kind == "O" else {}
-        same = known.dtype.kind == "f" and len(known) > 0 and bool(constant(known))
-        count = len(words) or (1 if same else len(different(known)))
+    unclear_columns: dict[str, str] = {}
+    for column, cells in [*table.values.items()]:
+        # a row that is not used decides no type: a word there would make numbers words
+        if len(kept) < len(cells) and cells.values.dtype.kind == "O":
+            cells = table.values[column] = cells.only(kept)
+        values = cells.values
+        known = values[kept][~cells.missing[kept]]
+        words = _counted(known) if known.dtype.kind == "O" else {}  # empty for numbers
+        # numbers that differ by rounding alone are one value
+        one_number = known.dtype.kind == "f" and len(known) > 0 and bool(constant(known))
+        count = len(words) or (1 if one_number else len(different(known)))
         asked = options.encode.get(column)
+        # a column that will be dropped for its name may have mistakes
         if words and not asked and not (column not in options.keep and _names_rows(column)):
-            refuse_mistakes(column, words, found.grammar)
-        reason = "" if asked or column in options.keep else _suspicion(found, known, count, words)
+            refuse_mistakes(column, words, cells.grammar)
+        reason = "" if asked or column in options.keep else _suspicion(cells, known, count, words)
+
+        # first the columns that are dropped, whatever `encode` asks for if they do not vary; a
+        # value with gaps beside it does vary
         if (
             count == 1
             and len(known) == len(kept)
             and not words
             and abs(known[0]) >= 2.0**53
-            and found.merges
+            and cells.merges
         ):
+            # they look constant, but are not
             reason = "whole numbers above 2**53, which float64 does not tell apart"
             table.drop(column, reason)
             notes.append(
@@ -836,19 +922,21 @@ def _features(
                 f"Column {column!r} is dropped: it is {reason}. data.keep = ['*', {column!r}] "
                 "uses it."
             )
+        # then the features, by what is asked for, by numbers, and by words
         elif asked:
             kinds[column] = asked
         elif values.dtype.kind != "O":
             kinds[column] = "number"
-            notes += _number_notes(column, found, known)
+            notes += _number_notes(column, cells, known)
         else:
-            unclear = _unclear(words, found.grammar)
+            unclear = _unclear(words, cells.grammar)
             kinds[column] = "category" if count <= MAX_WORDS else "text"
             if unclear == DATES:
                 kinds[column] = "date"
                 notes.append(_date_note(column, words))
             elif unclear and column not in options.keep:
-                free[column] = f"{count} different {unclear}"
+                # numbers that are not read would become categories unnoticed
+                unclear_columns[column] = f"{count} different {unclear}"
             elif kinds[column] == "text":
                 notes.append(
                     f"Column {column!r} has {count} different texts, which are hashed. {_SAYS} "
@@ -863,11 +951,11 @@ def _features(
                 notes += _word_notes(
                     column,
                     words,
-                    found.grammar,
+                    cells.grammar,
                     f"it is a category. {_SAYS} or data.missing_words.",
                 )
-    if free:
-        raise UnclearError(table.name, free)
+    if unclear_columns:  # all in one error, so that they are corrected at once
+        raise UnclearError(table.name, unclear_columns)
     if not table.values:
         raise DataError(
             f"{table.name!r} has no column that can be a feature: {table.dropped}. Name some in "
@@ -924,6 +1012,7 @@ def _copy_notes(
             )
         if values.dtype.kind == "O":
             continue
+        # equal columns have equal keys, so that each is compared with one other at most
         key = (float(values[0]), float(values[-1]), float(np.nansum(values)))
         if key in seen and np.array_equal(
             features[seen[key]], values, equal_nan=values.dtype.kind == "f"
@@ -984,7 +1073,7 @@ def _check_patterns(table: _Candidates, options: DataOptions) -> None:
     for setting, patterns in (("drop", options.drop), ("keep", options.keep)):
         for pattern in patterns:
             if not any(matches(pattern, column) for column in table.values):
-                table.take(pattern, setting)
+                table.take_out(pattern, setting)
 
 
 def _label_notes(label: RawColumn, y: np.ndarray, classes: Sequence[str]) -> list[str]:
@@ -1086,6 +1175,7 @@ def _far_code(known: np.ndarray) -> float:
         if abs(code) in _NINES:
             others = known[known != code]
             gap = np.abs(others - code).min() if len(others) else 0
+            # several rows (an error would be in one), and no continuation of the others
             if len(known) - len(others) > 1 and gap > 2 * np.ptp(others):
                 return code
     return 0.0
@@ -1095,12 +1185,14 @@ def _suspicion(column: RawColumn, known: np.ndarray, count: int, words: Mapping[
     """Why a column with `count` different known values, or known words -> rows, is probably an
     identifier; "" if it is not.
     """
+    # "phone" of 0 and 1 says whether there is one
     flag = not words and count <= 2 and set(different(known)) <= {0, 1}
     if not flag and _names_rows(column.name):
         return BY_NAME
     if not count == len(known) >= MIN_UNIQUE:
         return ""
     if words:
+        # dates and long texts differ in every row, too, and tell more than a name
         short = (
             not _unclear(words, column.grammar)
             and np.mean([len(word.split()) for word in words]) < 3

@@ -233,6 +233,8 @@ def check_own(path: Path, name: str, own: OwnFile) -> tuple[str, ...]:
     columns, test = read_columns(path, name, own.options.grammar)
     found = own_rows(columns, own, name, test=test)
     notes = [*found.notes]
+
+    # the label, and the names of columns in the owner's settings
     if own.options.label is not None and not own.classes:  # a number to predict
         numbers, wrong = columns[own.options.label].take(found.kept).numbers()
         refuse_rows(
@@ -250,6 +252,8 @@ def check_own(path: Path, name: str, own: OwnFile) -> tuple[str, ...]:
                     f"data.{setting} names the column {column!r}, but {name!r} has only "
                     f"{[*columns]}."
                 )
+
+    # each column that runs may use, by its kind: words, texts, dates, or else numbers
     for column, cells in columns.items():
         if own.options.label is None or not allowed(column, own.options):
             continue
@@ -273,8 +277,9 @@ def check_own(path: Path, name: str, own: OwnFile) -> tuple[str, ...]:
                 f"set missing in [data.{name}] to median or most-frequent, or correct those rows."
             )
         if kind == "date":
-            DateParts(column, gaps=True).encode(used)
+            DateParts(column, gaps=True).encode(used)  # raises for what is no date
             continue
+        # NaN for a gap, which is allowed by now, and for what is no number
         numbers = RawNumber(column).encode_any(used)[:, 0]
         wrong = np.isnan(numbers) & ~used.missing
         try:

@@ -78,6 +78,7 @@ def simulate(
     Raises:
         DataError: the data cannot be read, a setting is invalid, or there are too few rows.
     """
+    # settings: `held` cells or blocks of each party, and the ratio of each
     data = load_raw(name, root=root, options=options)
     held = blocks_per_party if blocks_per_party is not None else min(2, parties - 1)
     ratio = imbalance_ratio
@@ -99,13 +100,17 @@ def simulate(
             test_fraction,
         ),
     )
-    parts, names = data.strata
+    parts, names = data.strata  # classes, or of a number the parts of its range
     _check_classes(names, ratios, parties=parties, majority=majority_classes, rare=rare_classes)
-    hold = (
+
+    # the columns of each party: its cells of an image, or its columns by name
+    columns_of = (
         _cells(data, parties, held, grid)
         if isinstance(data, Dataset)
         else _blocks(data, parties, held, grid, seed)
     )
+
+    # the rows: `test` are numbers of all rows, all others places in the pool of those not held out
     out = hold_out(
         parts, data.test, seed=seed, fraction=test_fraction, limit=test_rows, validation=validation
     )
@@ -129,12 +134,14 @@ def simulate(
             test,
             had(presence, party, pool[chosen].tolist(), len(rows), test.tolist()),
         )
-        for party, (part, rows) in enumerate(zip(hold, own, strict=True))
+        for party, (part, rows) in enumerate(zip(columns_of, own, strict=True))
     ]
-    labels, ranges = data.y[pool][chosen], None
+
+    # the labels as they were read
+    labels, range_parts = data.y[pool][chosen], None
     target = (0.0, 1.0)
     if not data.classes:
-        target, ranges = scale_of(labels), (names, y[chosen], parts[test])
+        target, range_parts = scale_of(labels), (names, y[chosen], parts[test])
     return VerticalDataset(
         data.name,
         views[0].kind,
@@ -144,7 +151,7 @@ def simulate(
         data.y[test],
         data.label,
         target,
-        ranges,
+        range_parts,
     )
 
 

@@ -1,5 +1,10 @@
 """The split of a data set into clients' training rows, public rows, test rows, and the server's own
 rows.
+
+`split` draws one part after the other from the rows that the parts before have left. Each draw has
+a stream of random numbers of its own (`stream(seed, "data....")`), so that another number of
+clients changes their shards, but no test row. All parts are row numbers of the data set; nothing is
+copied.
 """
 
 import hashlib
@@ -106,8 +111,11 @@ def split(
         (test_rows is None or test_rows >= 1, "test_rows", "at least 1", test_rows),
         (own_test_rows is None or own_test_rows >= 0, "own_test_rows", "at least 0", own_test_rows),
     )
-    apart = np.sort(stream(0, "data.server").choice(dataset.train, server, replace=False))
-    pool = np.setdiff1d(np.arange(len(dataset.y)), apart, assume_unique=True)
+    # the server's rows, of seed 0 in every run: one pretrained model then fits all seeds
+    at_server = np.sort(stream(0, "data.server").choice(dataset.train, server, replace=False))
+    pool = np.setdiff1d(np.arange(len(dataset.y)), at_server, assume_unique=True)
+
+    # test rows; `hold_out` takes and gives places in the pool, which is ascending
     official = None if dataset.test is None else np.searchsorted(pool, dataset.test)
     owners = None if dataset.groups is None else dataset.groups[pool]
     held = hold_out(
@@ -126,15 +134,21 @@ def split(
             "more rows, or a larger test_fraction."
         )
     pool = np.setdiff1d(pool, pool[held.apart], assume_unique=True)
+
+    # public rows, of which at least one must be left for the clients
     if public >= len(pool):
         raise DataError(
             f"public_rows must be below {len(pool)}, the number of training rows, not {public}."
         )
-    shared = np.sort(stream(seed, "data.public").choice(pool, public, replace=False))
-    pool = np.setdiff1d(pool, shared, assume_unique=True)
+    at_all = np.sort(stream(seed, "data.public").choice(pool, public, replace=False))
+    pool = np.setdiff1d(pool, at_all, assume_unique=True)
+
+    # what is left goes to the clients; a partition knows places in the pool alone
     shards = tuple(
         pool[part] for part in _partition(dataset, pool, clients, seed, partition, options or {})
     )
+
+    # each client's own test rows, from all test rows, of which `held.kept` may be a sample
     by_class = [test[labels[test] == label] for label in range(len(names))]
     own_test = []
     for client, shard in enumerate(shards):
@@ -142,6 +156,7 @@ def split(
         own = (
             np.arange(0)
             if dataset.groups is None
+            # in the partition "natural" all rows of a shard have the owner of the first
             else test[dataset.groups[test] == dataset.groups[shard[0]]]
         )
         if partition == "natural" and len(own):
@@ -154,7 +169,7 @@ def split(
                     by_class, labels[shard], 100 if own_test_rows is None else own_test_rows, rng
                 )
             )
-    return Split(shards, shared, kept, tuple(own_test), apart, len(held.apart))
+    return Split(shards, at_all, kept, tuple(own_test), at_server, len(held.apart))
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +208,7 @@ def hold_out(
             and to test on. The test rows stay the same for all shares and are then used for
             nothing. 0 tests on test rows.
     """
+    # the test rows, which stay the same for all shares of validation rows
     if official is not None:
         test = official
     elif not fraction:
@@ -202,6 +218,8 @@ def hold_out(
     else:
         test = _by_owner(labels, groups, fraction, stream(seed, "data.test"))
     apart = test
+
+    # validation rows take their place, and test rows are then used for nothing
     if validation:
         rest, rng = np.setdiff1d(np.arange(len(labels)), test), stream(seed, "data.validation")
         chosen = (
@@ -212,7 +230,7 @@ def hold_out(
         test = rest[chosen]
         apart = np.concatenate([apart, test])
     elif official is None and not fraction:
-        test = np.arange(len(labels))
+        test = np.arange(len(labels))  # all rows, though all are trained on
     if limit is None or limit >= len(test):
         return HeldOut(apart, test, np.sort(test))
     return HeldOut(
@@ -312,7 +330,8 @@ def _own_rows(
 ) -> np.ndarray:
     """At most `count` different test rows, with the class proportions of a client's labels."""
     exact = count * np.bincount(labels, minlength=len(by_class)) / len(labels)
-    wanted: np.ndarray = np.floor(exact).astype(np.int64)
+    wanted: np.ndarray = np.floor(exact).astype(np.int64)  # (K,)
+    # what rounding down has left goes to the classes with the largest remainders
     by_remainder = np.argsort(wanted - exact, kind="stable")
     wanted[by_remainder[: count - int(wanted.sum())]] += 1
     chosen = [rng.permutation(rows)[:number] for rows, number in zip(by_class, wanted, strict=True)]

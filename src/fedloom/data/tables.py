@@ -1,4 +1,11 @@
-"""Raw tables, and CSV files read as columns of text."""
+"""Raw tables, and CSV files read as columns of text.
+
+`read_csv` is how every CSV file comes in. It reads blocks of rows by PyArrow, refuses what PyArrow
+would accept in silence (a second header, quotes behind spaces, a quote that is never closed), and
+gives each cell as it is written: what a cell means is decided later, by `RawColumn`. Of a file
+beyond `LARGE` the columns of numbers are held as numbers alone, and their text is read from the
+file once more in the rare case that it is needed.
+"""
 
 import codecs
 import csv
@@ -119,8 +126,10 @@ def read_csv(
         raise DataError(
             f"there is no file {path}: give its path from {Path.cwd()}, or the whole path"
         )
-    raw, separator = _header(path)
-    names = [plain_name(name) for name in raw]
+
+    # the header: `raw_names` as written, by which PyArrow knows the columns, and `names` for us
+    raw_names, separator = _header(path)
+    names = [plain_name(name) for name in raw_names]
     if not names:
         raise DataError(f"{path} is empty; it must have a header, and rows below it.")
     if re.fullmatch("sep=.?", names[0]) and not any(names[1:]):
@@ -140,28 +149,33 @@ def read_csv(
                 f"{path} must have a column {name!r}, but has {names}.{did_you_mean(name, names)}"
             )
     options: dict[str, Any] = {
-        "read_options": arrow.ReadOptions(block_size=max(BLOCK, 4 * sum(map(len, raw)))),
+        # a block must hold the whole header; a letter has at most 4 bytes
+        "read_options": arrow.ReadOptions(block_size=max(BLOCK, 4 * sum(map(len, raw_names)))),
         "parse_options": arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
     }
 
-    def texts(*only: str) -> dict[str, Any]:
-        types = dict.fromkeys(raw, pa.large_string())
+    def as_texts(*only: str) -> dict[str, Any]:
+        """PyArrow's options for cells as they are written, of all columns or some."""
+        types = dict.fromkeys(raw_names, pa.large_string())
         told = arrow.ConvertOptions(
             column_types=types, strings_can_be_null=False, include_columns=only or None
         )
         return {**options, "convert_options": told}
 
-    parts, rows, last = list[_Part](), 0, ""
+    # the rows, block by block
+    parts, rows, last_cell = list[_Part](), 0, ""
     try:
-        hold, before = path.stat().st_size <= LARGE, _stamp(path)
-        with arrow.open_csv(path, **texts()) as batches:
+        hold_texts, before = path.stat().st_size <= LARGE, _stamp(path)
+        with arrow.open_csv(path, **as_texts()) as batches:
             for batch in batches:
-                if not rows and (odd := _spaced_quotes(raw, batch)):
+                if not rows and (odd := _spaced_quotes(raw_names, batch)):
                     raise DataError(
                         f"{path} has {odd[:40]!r}: a cell with spaces before its quotes. Delete "
                         f"the spaces behind the signs {separator!r}, or the quotes."
                     )
                 if not parts:
+                    # the rows of the file, if all blocks have as many as the first: too much room
+                    # takes no memory until it is used, so a tenth more is for longer blocks
                     room = (
                         int(
                             1.1
@@ -171,19 +185,21 @@ def read_csv(
                         )
                         + 1
                     )
-                    parts = [_Part(name, grammar, 0 if hold else room) for name in names]
-                if (row := _second_header(batch, raw)) >= 0:
+                    parts = [_Part(name, grammar, 0 if hold_texts else room) for name in names]
+                if (row := _second_header(batch, raw_names)) >= 0:
                     at = f"row {rows + row + 1}, counted from 1 below the first"
                     raise DataError(f"{path} has its header again in {at}; delete it.")
                 for part, cells in zip(parts, batch.columns, strict=True):
-                    part.add(cells, hold)
+                    part.add(cells, hold_texts)
                 if batch.num_rows:
-                    rows, last = rows + batch.num_rows, batch.column(len(names) - 1)[-1].as_py()
+                    last_cell = batch.column(len(names) - 1)[-1].as_py()
+                    rows += batch.num_rows
     except (pa.ArrowException, OSError) as error:
+        # Python's own reader finds the line, which PyArrow does not say
         raise DataError(
             _problem(path, separator, len(names)) or f"{path} cannot be read as CSV ({error})."
         ) from None
-    if rows and _unclosed(path, last):
+    if rows and _unclosed(path, last_cell):
         raise DataError(
             _problem(path, separator, len(names))
             or f"{path} ends within quotes; correct its last line."
@@ -191,9 +207,10 @@ def read_csv(
     if not rows:
         raise DataError(f"{path} must have rows below its header, but has none.")
 
-    def again(name: str) -> Any:
+    def read_again(raw_name: str) -> Any:
+        """The text of a column's cells, from the file as it was read before."""
         try:
-            found = arrow.read_csv(path, **texts(name)).column(0)
+            found = arrow.read_csv(path, **as_texts(raw_name)).column(0)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} cannot be read again ({error}); start again.") from None
         if _stamp(path) != before:
@@ -201,7 +218,8 @@ def read_csv(
         return found
 
     return {
-        part.name: part.column(partial(again, name)) for part, name in zip(parts, raw, strict=True)
+        part.name: part.column(partial(read_again, raw_name))
+        for part, raw_name in zip(parts, raw_names, strict=True)
     }
 
 
@@ -214,11 +232,14 @@ def _stamp(path: Path) -> tuple[int, int]:
 class _Part:
     """A column of a CSV file, as far as it is read: its texts; or of a large file its numbers, as
     long as all cells are numbers or gaps; None if the texts before are needed after all.
+
+    A column of a large file begins as numbers. At its first word it becomes texts if no numbers are
+    held yet; else the texts of these are gone, and the column is read again in the end.
     """
 
     def __init__(self, name: str, grammar: Grammar, room: int) -> None:
         self.name, self.grammar = name, grammar
-        self.texts = list[Any]()
+        self.texts = list[Any]()  # chunks of Arrow
         self.numbers: Growing | None = Growing(room)
         self.padded, self.missing_words = "", Counter[str]()
 
@@ -237,21 +258,22 @@ class _Part:
             self.numbers.add(numbers)
             self.missing_words.update(words)
             self.padded = self.padded or padded
-        elif self.numbers:
+        elif self.numbers:  # some are held, whose texts are not
             self.numbers = None
-        elif self.numbers is not None:
+        elif self.numbers is not None:  # none is held; if it is None, the file is read again anyway
             self.texts += cells.chunks
 
-    def column(self, again: Callable[[], Any]) -> RawColumn:
-        """The column of all cells; `again` reads their texts."""
+    def column(self, read_again: Callable[[], Any]) -> RawColumn:
+        """The column of all cells; `read_again` reads their texts."""
         import pyarrow as pa
 
         if self.texts:
             return RawColumn.of(self.name, pa.chunked_array(self.texts), self.grammar)
+        # a column of gaps alone is text, as in a small file
         if self.numbers is None or np.isnan(self.numbers.numbers).all():
-            return RawColumn.of(self.name, again(), self.grammar)
+            return RawColumn.of(self.name, read_again(), self.grammar)
         held = OnDisk(
-            lambda: RawColumn.of(self.name, again(), self.grammar).cells,
+            lambda: RawColumn.of(self.name, read_again(), self.grammar).cells,
             self.padded,
             self.missing_words,
         )
@@ -264,6 +286,7 @@ def _header(path: Path) -> tuple[list[str], str]:
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
+            # the first row is several lines if a name within quotes holds a line break
             first = ""
             for line in file:
                 first += line
@@ -273,7 +296,7 @@ def _header(path: Path) -> tuple[list[str], str]:
         raise DataError(_not_utf8(path, error)) from error
     except OSError as error:
         raise DataError(f"{path} cannot be read as a CSV file ({error}).") from error
-    outside = "".join(first.split('"')[::2])
+    outside = "".join(first.split('"')[::2])  # every second piece is within quotes
     separator = max(_SEPARATORS, key=outside.count)
     return next(csv.reader(io.StringIO(first.lstrip("\r\n")), delimiter=separator), []), separator
 
@@ -313,11 +336,12 @@ def _second_header(found: Any, names: Sequence[str]) -> int:
 
 def _unclosed(path: Path, last: str) -> bool:
     """Whether the last cell begins with a quote that nothing ends, which PyArrow accepts."""
+    # the file's last bytes, if the cell was begun by a quote and never ended
     begun = b'"' + last.replace('"', '""').encode()
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - len(begun) - 1))
         end = file.read()
-    return end.endswith(begun) and end != begun + b'"'
+    return end.endswith(begun) and end != begun + b'"'  # "" is an empty cell
 
 
 def _problem(path: Path, separator: str, width: int) -> str:

@@ -1,5 +1,10 @@
 """The encoded data of each party of a vertical federation, and the recipe that encodes its raw
 rows.
+
+Parties have different columns of the same people. `PartyView` is what one party has, `x` with rows
+in an order of its own; `aligned` and `test` are row numbers by which the views fit together: entry
+k is the same person at every party. `VerticalDataset` holds all views of a simulation and the
+labels, which only the first party has. Both check themselves when they are made.
 """
 
 import json
@@ -233,8 +238,10 @@ def _view_problems(view: PartyView) -> Iterator[str]:
     """
     if problem := array_problem(view.x, view.shift, view.scale):
         yield problem
-    if not view.x[0:1].size:
+    if not view.x[0:1].size:  # empty without rows, and without columns
         yield f"x must have rows and columns, not the shape {view.x.shape}"
+
+    # the three parts are disjoint row numbers of x
     parts, n = (view.aligned, view.unaligned, view.test), len(view.x)
     for part in parts:
         if part.dtype != np.int64 or part.ndim != 1:
@@ -247,21 +254,27 @@ def _view_problems(view: PartyView) -> Iterator[str]:
         yield f"aligned, unaligned and test must hold row numbers from 0 to {n - 1}"
     if twice := len(rows) - len(np.unique(rows)):
         yield f"aligned, unaligned and test must be disjoint, but {twice} rows occur twice"
+
+    # truth and presence have one entry for each row that they speak of
     if view.truth is not None and (
         view.truth.dtype != np.int64 or view.truth.shape != view.unaligned.shape
     ):
         yield f"truth must be an int64 class for each of the {len(view.unaligned)} unaligned rows"
     if view.present is not None and (view.present.dtype != bool or view.present.shape != (n,)):
         yield f"present must be ({n},) bool, not {view.present.shape} {view.present.dtype}"
-    try:
+    try:  # the recipe is written into the folder of a deployed model
         json.dumps(view.recipe, allow_nan=False)
     except (TypeError, ValueError):
         yield "the recipe must consist of plain JSON values"
 
 
 def _dataset_problems(data: VerticalDataset) -> Iterator[str]:
-    """Inconsistencies between the views; only the first is reported."""
-    views, classes = data.views, len(data.classes)
+    """Inconsistencies between the views. Later checks assume that the earlier ones passed, so only
+    the first is reported.
+    """
+    views, classes = data.views, len(data.classes)  # no classes: the labels are numbers
+
+    # parties and classes
     if len(views) < 2:
         yield f"at least 2 parties are needed, not {len(views)}"
     names = [view.name for view in views]
@@ -272,6 +285,8 @@ def _dataset_problems(data: VerticalDataset) -> Iterator[str]:
     for view in views:
         if view.kind != data.kind:
             yield f"all must hold {data.kind}s, but {view.name!r} holds {view.kind}s"
+
+    # aligned and test rows are the same people at all parties: as many, and some
     sizes = {
         "aligned": [len(view.aligned) for view in views],
         "test": [len(view.test) for view in views],
@@ -279,6 +294,8 @@ def _dataset_problems(data: VerticalDataset) -> Iterator[str]:
     for what, counts in sizes.items():
         if len(set(counts)) > 1 or counts[0] == 0:
             yield f"all must have the same number of {what} rows, at least 1, but have {counts}"
+
+    # name -> labels, and how many there must be; the length of a truth was checked by its view
     known = {
         "labels": (data.labels, sizes["aligned"][0]),
         "test_labels": (data.test_labels, sizes["test"][0]),
@@ -287,11 +304,13 @@ def _dataset_problems(data: VerticalDataset) -> Iterator[str]:
         f"the truth of {v.name!r}": (v.truth, len(v.truth)) for v in views if v.truth is not None
     }
     for what, (labels, size) in known.items():
+        # of a number to predict, a truth holds the parts of its range: see `strata_of`
         kind = np.int64 if classes or what.startswith("the truth") else np.float64
         if labels.dtype != kind or labels.shape != (size,):
             yield f"{what} must be ({size},) {np.dtype(kind)}, not {labels.shape} {labels.dtype}"
         if not classes and not np.isfinite(labels).all():
             yield f"{what} must be finite"
+        # a party may have no unaligned row, and so an empty truth
         if classes and len(labels) and (labels.min() < 0 or labels.max() >= classes):
             yield (
                 f"{what} must be in 0..{classes - 1}, but range from {labels.min()} to "

@@ -71,6 +71,8 @@ def split_parties(
             test_fraction,
         ),
     )
+    # `people` (Q,) are places among the P common ones, of those with a label; `tests` and `held`
+    # are places among these
     y = known[0][common[0]]
     people = np.flatnonzero(y >= 0)
     tests = None if official is None else np.flatnonzero(official[people])
@@ -83,15 +85,19 @@ def split_parties(
     held = hold_out(
         y[people], tests, seed=seed, fraction=test_fraction, limit=test_rows, validation=validation
     )
+
+    # the aligned people, in an order whose first 200 are those of a run with 200; others are left
     pool = np.setdiff1d(people, people[held.apart])
     order = alignment_order(y[pool], balanced=balanced, seed=seed)
     count = len(pool) if aligned is None else aligned
     chosen, left = pool[first_rows(order, y[pool], count)], pool[order[count:]]
+
+    # each party's unaligned rows: of all others in its file, and of every M-th of those left
     unaligned, truth = [], []
     for party, (rows, classes) in enumerate(zip(common, known, strict=True)):
         others = np.setdiff1d(np.arange(len(classes)), rows[people])
         dealt = rows[left[party :: len(common)]]
-        own = np.concatenate([others, dealt[dealt >= 0]])
+        own = np.concatenate([others, dealt[dealt >= 0]])  # without people that it lacks
         unaligned.append(own)
         truth.append(classes[own] if (classes[own] >= 0).all() else None)
     test = people[held.kept]

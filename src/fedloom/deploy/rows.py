@@ -59,9 +59,13 @@ def read_rows(
 ) -> tuple[RawRows, list[str] | None]:
     """The rows of a file, and the ids in the column `id`, if it is given.
 
+    The recipe's kind says what the rows are: of a table, column -> cells; of cells, files of whole
+    images; of pictures, view -> file for each object.
+
     Raises:
         DataError: the file cannot be read, or a column is missing.
     """
+    # images in an array, of any kind; mapped into memory, as they may be many
     if path.suffix == ".npy":
         if id is not None:
             raise DataError(
@@ -71,6 +75,8 @@ def read_rows(
             return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)), None
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path} cannot be read as an array of numbers ({error}).") from None
+
+    # a table: the columns of the recipe, of which optional ones may be missing
     if recipe["kind"] == "table":
         if not path.is_file():
             raise DataError(f"{path} is no file; name a CSV or Parquet file.")
@@ -86,6 +92,8 @@ def read_rows(
         return {
             name: columns[name] for name in names if name in columns
         }, None if id is None else columns[id].text
+
+    # a CSV file that lists images, whose paths are relative to its folder
     table = {
         name: column.text
         for name, column in read_csv(path, needed=[] if id is None else [id]).items()
@@ -93,12 +101,15 @@ def read_rows(
     ids = None if id is None else table[id]
     views = list(recipe["views"]) if recipe["kind"] == "pictures" else ["path"]
     _check_complete(views, table, f"{path}, which lists images,")
-    files = [
+    files_of_rows = [
         [path.parent / name for name in names]
         for names in zip(*(table[view] for view in views), strict=True)
     ]
-    named = recipe["kind"] == "pictures"
-    return [dict(zip(views, names, strict=True)) if named else names[0] for names in files], ids
+    by_view = recipe["kind"] == "pictures"
+    rows = [
+        dict(zip(views, files, strict=True)) if by_view else files[0] for files in files_of_rows
+    ]
+    return rows, ids
 
 
 def encode_rows(inputs: InputSpec, rows: RawRows) -> np.ndarray:

@@ -3,6 +3,16 @@ of a `TableNetwork`.
 
 A folder's `read_rows` encodes words one-hot, as for networks, so that the network first puts one
 column together for each raw one.
+
+Three forms of a row's columns occur here:
+
+    inputs  (n, F) what `read_rows` gives: numbers, one-hot words, and marks of missing values
+    raw     (n, G) one column for each raw one: numbers, and places of words (`TableNetwork.raw`)
+    plain   (n, p) for each raw column its number, or an indicator of each word, and then a mark of
+            missing values (`TableNetwork.plain`)
+
+Trees of the federation read raw columns; linear models and an owner's own models read plain ones;
+a black box reads the inputs as they are.
 """
 
 from typing import Any
@@ -101,18 +111,22 @@ def table_network(data: Dataset, party: Any) -> tuple[TableSettings, dict[str, T
     if isinstance(party, BlackBoxParty):
         _black_box(parts, party)
         return parts.settled()
-    own = getattr(party.cfg, "own", ())
+    own = getattr(party.cfg, "own", ())  # kinds of models that an owner fits to its own rows
     weight = steps.own_weight(party) if own else 0.0
     K = own_models.width(party)
+
+    # how its own models read plain columns: filled and scaled by its own rows
     if own or isinstance(party, ExchangeClient):
         fill, *moments = own_models.scales(party)
-        at = 0
+        at = 0  # the first plain column of a raw one
         for words in party.context.words:  # a missing word has no indicator
             fill = fill.copy()
             fill[at : at + len(words)] = 0 if words else fill[at : at + len(words)]
             at += (len(words) or 1) + 1
         parts.scales("own", fill, *moments)
     read: dict[str, Any] = {"scales": "own", "clip": own_models.FARTHEST}
+
+    # the joint model: all owners' models in equal shares, a regression, or trees
     if isinstance(party, ExchangeClient) and party.models:
         share = (1 - weight) / len(party.cfg.kinds) / len(party.models)
         for kind in party.cfg.kinds:
@@ -128,6 +142,8 @@ def table_network(data: Dataset, party: Any) -> tuple[TableSettings, dict[str, T
             if not {"trees", "beta", "models"} & {*party.STATE}
             else "it has no model yet, as it took part in no round: let the run go on"
         )
+
+    # the owner's own models, with the weight that the joint one has left
     for kind in own:
         parts.model(kind, own_models.fitted(party, kind), K, weight / len(own), **read)
     return parts.settled()
@@ -272,18 +288,31 @@ def _boosted(box: Any, varies: np.ndarray, K: int) -> dict[str, Tensor]:
 
 
 def _linear(parts: Parts, party: FedGLMClient | FedCoxClient, weight: float) -> None:
-    """Add a regression; the owner's own effect, if it has one, is in the bias."""
+    """Add a regression; the owner's own effect, if it has one, is in the bias.
+
+    Its q columns are those of `designs.labels`: of raw columns first, then with `owners = "fixed"`
+    an indicator of each owner but the first. It has k linear predictors: one for each class but the
+    first, or one.
+    """
     design, target = party.design, party.context.target
-    kept, mean, scale = (design[name].numpy() for name in ("kept", "mean", "scale"))
+    kept, mean, scale = (design[name].numpy() for name in ("kept", "mean", "scale"))  # (q,) each
     fixed = range(1, party.context.parties) if party.cfg.owners == "fixed" else range(0)
+
+    # slopes (k, q) of standardized columns, 0 for those that were left out; beta has a row for each
+    # predictor, the intercept first, and Cox's has neither rows nor an intercept
     beta = party.beta.numpy()
     beta = np.r_[0.0, beta][None] if isinstance(party, FedCoxClient) else beta
     slopes = np.zeros((len(beta), len(kept)))
     slopes[:, kept] = beta[:, 1:]
+
+    # the indicators of owners are the same in all rows of one: standardized, they are in the bias
     effects = np.array([float(i == party.context.id) for i in fixed])
     end = len(kept) - len(fixed)
     own = np.where(kept[end:], (effects - mean[end:]) / np.where(kept, scale, 1)[end:], 0)
     bias = beta[:, 0] + slopes[:, end:] @ own
+
+    # the place of each other column among the p plain ones: the word of reference and the times
+    # have none, and marks of missing values only if the method has an indicator of them
     places, at = list[int](), 0
     for f, words in enumerate(party.context.words):
         width = len(words) or 1
@@ -291,22 +320,27 @@ def _linear(parts: Parts, party: FedGLMClient | FedCoxClient, weight: float) -> 
             places += [at + place for place in designs.indicators(words)] if words else [at]
             places += [at + width] * designs.indicated(party)
         at += width + 1
-    fill, spread = np.zeros(at), np.ones(at)
-    fill[places], spread[places] = mean[:end], np.where(kept, scale, 1)[:end]
-    whole = np.zeros((len(beta), at))
-    whole[:, places] = slopes[:, :end]
+    # a column that was left out, whose scale may be 0, has slopes of 0: any scale does for it
+    centers, spread = np.zeros(at), np.ones(at)
+    centers[places], spread[places] = mean[:end], np.where(kept, scale, 1)[:end]
+    plain_slopes = np.zeros((len(beta), at))
+    plain_slopes[:, places] = slopes[:, :end]
+
+    # the sums as the network needs them: with the first class, whose sum is 0, or in the unit of
+    # the number to predict, with the owner's random effect
     kind = "classes" if isinstance(party, FedCoxClient) else family(party)
     more: dict[str, Any] = {} if target is None else {"standard": (target.shift, target.scale)}
     if kind == "classes":
-        whole, bias = np.r_[np.zeros((1, at)), whole], np.r_[0.0, bias]
+        plain_slopes, bias = np.r_[np.zeros((1, at)), plain_slopes], np.r_[0.0, bias]
     elif kind == "normal":
         y_mean, y_scale = design["outcome"].tolist()
         if "ratio" in design and isinstance(party, FedGLMClient):
             bias = bias + mixed.effect(*rows_of(party, design), beta[0], design["ratio"])
-        whole, bias = y_scale * whole, y_mean + y_scale * bias
-    parts.scales("joint", fill, fill, spread)
+        plain_slopes, bias = y_scale * plain_slopes, y_mean + y_scale * bias
+    parts.scales("joint", centers, centers, spread)  # a missing value counts as the mean
     link = {"classes": "softmax", "poisson": "exp"}.get(kind, "none")
-    parts.add("linear", weight, {"weight": whole, "bias": bias}, link, scales="joint", **more)
+    tensors = {"weight": plain_slopes, "bias": bias}
+    parts.add("linear", weight, tensors, link, scales="joint", **more)
 
 
 def _trees(parts: Parts, party: Any, weight: float) -> None:

@@ -101,6 +101,7 @@ class SchemaConfig(Section):
 
     @model_validator(mode="after")
     def _whole(self) -> "SchemaConfig":
+        # no name, class or category twice
         names = [column.name for column in self.columns]
         for field, listed in (
             ("columns", names),
@@ -109,6 +110,8 @@ class SchemaConfig(Section):
         ):
             if len(set(listed)) < len(listed):
                 raise ValueError(f"{field} has a duplicate value: remove it")
+
+        # the label: classes or a scale, not both and not neither
         if len(self.classes) == 1 or bool(self.classes) == (self.label_scale is not None):
             raise ValueError(
                 "name at least two classes, or give label_scale = [mean, s.d.] of a number to "
@@ -119,6 +122,8 @@ class SchemaConfig(Section):
             raise ValueError(
                 "kind image needs classes: numbers of pictures are for data sets on one machine"
             )
+
+        # a table has columns, of which the agreed scale covers all that are numbers
         if self.kind == "table" and (not names or self.label in names or self.shape is not None):
             raise ValueError(
                 "kind table needs columns, which must not include the label, and no shape"
@@ -126,7 +131,7 @@ class SchemaConfig(Section):
         numeric = {
             column.name
             for column in self.columns
-            if not column.categories and column.encode != "text"
+            if not column.categories and column.encode != "text"  # a date counts: it has a year
         }
         if self.scale is not None and (
             self.scale.keys() != numeric
@@ -136,6 +141,8 @@ class SchemaConfig(Section):
                 "scale gives the mean and s.d. of each column of numbers or dates and of no "
                 "other, such as { age = [50, 20], visited = [2021.5, 2] }"
             )
+
+        # an image has a shape, and nothing of a table
         if self.kind == "image" and (
             names or self.shape is None or self.shape[0] not in (1, 3) or min(self.shape) < 1
         ):

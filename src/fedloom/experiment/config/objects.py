@@ -90,6 +90,7 @@ def data_settings(
         DataError: the object is none of these, or its rows are invalid.
         ConfigError: a value of `columns` is invalid.
     """
+    # arguments that are written in several ways
     settings: dict[str, Any] = {}
     if label is not None and not isinstance(label, str):
         shown = (
@@ -98,8 +99,9 @@ def data_settings(
         raise DataError(f"label must be the name of one column, not {shown}.")
     if isinstance(test, int | float):
         settings["test_fraction"], test = float(test), None
+    # a label says that data is of frames: files are read as such, with "" for a label to be guessed
     if isinstance(data, list) and any(isinstance(part, str | Path) for part in data):
-        label = "" if label is None else label  # files are read as frames
+        label = "" if label is None else label
     names = [str(name) for name in data] if isinstance(data, Mapping) else None
     data = list(data.values()) if isinstance(data, Mapping) else data
     if label is not None:
@@ -114,7 +116,10 @@ def data_settings(
             else _opened(data, cells)
         )
     label = label or None
+
+    # the data set: of frames, of a `Dataset` as it is, or of arrays, whose columns have no names
     if _is_frame(data):
+        # `unseen` names owners here, which `read_data` checks
         validated(
             DataConfig, {key: value for key, value in columns.items() if key != "unseen"}, "data"
         )
@@ -135,18 +140,23 @@ def data_settings(
         rows = [_rows(part) for part in parts]
         _refuse_empty([len(part.y) for part in rows])
         owners = None if group is None else RawColumn.of("group", group)
-        if isinstance(data, list):
+        if isinstance(data, list):  # each part is a client
             owners = RawColumn.of(
                 "group", np.repeat(np.arange(len(rows)), [len(part.y) for part in rows])
             )
         dataset = _dataset(
             _joined(rows), owners, None if test is None else _rows(test), columns.get("task")
         )
+
+    # each owner of training rows is a client; test rows may have no owner (-1)
     if dataset.groups is not None:
         training = (
             dataset.groups if dataset.test is None else np.delete(dataset.groups, dataset.test)
         )
         settings |= {"partition": "natural", "clients": len(np.unique(training))}
+
+    # a name made from the content: equal data has one name. What most data sets lack counts only
+    # if it is there, so that their names stay as they are
     content = [
         rows_hash(dataset.x),
         rows_hash(dataset.y),
@@ -231,6 +241,7 @@ def _frame(
     """The data set of a frame, or of a list with one for each client of these names; columns are
     encoded, see `read_data`.
     """
+    # the test rows: a column or owners (`held_out`), or a frame (`test`)
     parts = data if isinstance(data, list) else [data]
     if isinstance(data, list) and group is not None:
         raise DataError("a list has one frame for each client: leave group out.")
@@ -244,6 +255,8 @@ def _frame(
     if test is not None and isinstance(data, list):
         raise DataError("with one frame for each client, test must be a share of the rows.")
     _refuse_empty([len(part) for part in parts])
+
+    # one table of all frames, that of the test rows last
     grammar = _cells_of(options).grammar
     tables = [columns_of(part, grammar) for part in (*parts, *([] if test is None else [test]))]
     first = [*tables[0]]
@@ -424,6 +437,8 @@ def _dataset(
         raise DataError(
             f"group must name an owner for each row, but {owners.missing.sum()} are missing."
         )
+
+    # test rows come behind the training rows, so that both have the same classes
     if test is not None:
         rows = _joined([rows, test])
     y, classes = _targets(rows.y, task, few=rows.x.ndim == 2)
@@ -431,8 +446,11 @@ def _dataset(
     names: tuple[str, ...] = ()
     if owners is not None:
         known, words = codes_of(owners.words)
-        groups = np.concatenate([known, np.full(len(y) - training, -1)])
+        groups = np.concatenate([known, np.full(len(y) - training, -1)])  # test rows have no owner
+        # names stand for all numbers of `groups`, and -1 has none
         names = () if not owners.is_text or test is not None else words
+
+    # rows without a label are left out
     kept = np.flatnonzero(~unlabeled(y))
     if not len(kept):
         raise DataError("y has no label in any row: give the classes or numbers to predict.")

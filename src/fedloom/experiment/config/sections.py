@@ -99,12 +99,18 @@ class ColumnsConfig(Section):
 
     @model_validator(mode="after")
     def _sources(self) -> "ColumnsConfig":
+        """Columns come from one source: a data set that is split, files or a manifest here, or
+        files at nodes (private); each has settings that the others have not.
+        """
+        # one source
         if self.files and self.manifest:
             raise ValueError("set files or manifest, not both")
         if self.private and (self.files or self.manifest):
             raise ValueError(
                 "with private = true each node names its own file: leave files and manifest out"
             )
+
+        # files have an id and a label, and nothing else has: a manifest has columns of fixed names
         if (self.files or self.private) and (self.id is None or self.label is None):
             raise ValueError(
                 "files need id (the column that identifies a row) and label (the column to predict)"
@@ -124,6 +130,8 @@ class ColumnsConfig(Section):
                 f"{len(self.id)}"
             )
         self._check_missing()
+
+        # nothing but a data set is split: files and manifests say which party has what
         if self.own_data and (useless := [name for name in SPLIT_SETTINGS if self._differs(name)]):
             source = "a manifest" if self.manifest else "files"
             raise ValueError(

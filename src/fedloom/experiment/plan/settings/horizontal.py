@@ -1,10 +1,17 @@
 """The horizontal setting: parties with different rows of the same columns, partitioned
 or private.
+
+`Horizontal.build` makes the plan of a run. Rows come in one of two ways, and both give `_Assigned`:
+`_partitioned` divides a data set that is all here among clients of a simulation; `_private` reads
+the one file that is here, as all others are at their owners.
+
+Methods that need "raw rows" (trees, exact regressions) get columns as they were read, with words as
+numbers and gaps as NaN; networks get words one-hot, without gaps, and scaled by shift and scale.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -111,12 +118,15 @@ class Horizontal:
         """The plan of a run: see `Planner`."""
         graph = run.topology.graph(run.data.clients, run.seed)
         clients, raw = run.data.clients, "raw rows" in method.needs
+
+        # the rows, and whether the method gets what it needs of them
         if run.data.own:
             if not raw and (words := unbounded(run, cfg, files.public is not None)):
                 raise ConfigError(words)
-            data, own, public, tests = _private(run, files, at, cfg.promises, raw)
+            assigned = _private(run, files, at, cfg.promises, raw)
         else:
-            data, own, public, tests = _partitioned(run, files, raw)
+            assigned = _partitioned(run, files, raw)
+        data, public = assigned.data, assigned.public
         if "public rows" in method.needs and run.data.own and files.public is None:
             file, example = (
                 "federation.toml" if at is None else "node.toml",
@@ -134,19 +144,23 @@ class Horizontal:
         refuse_task(method, data.task.kind)
         if data.target is not None:
             refuse_for_numbers(run, cfg)
+
+        # the networks, as functions that build them
         architectures = architectures_of(run, method, data.dataset.kind)
         server_network, client_networks = networks(
             run, method, data.dataset, data.task.width, architectures
         )
         if raw:  # the method has models of its own
             architectures = (method.name,) * clients
+
+        # the server's context; a client's differs in its number, its rows and its network
         server = ClientContext(
             id=0,
             seed=run.seed,
             parties=clients,
             classes=data.task.width,
             target=data.target,
-            data=own(None),
+            data=assigned.training(None),
             network=None if raw else server_network,
             device=run.engine.device,
             left_out=data.left_out if at is None else {},
@@ -158,14 +172,16 @@ class Horizontal:
                 server,
                 id=n,
                 neighbours=graphs.Others(clients, n) if graph is None else graph[n],
-                data=own(n),
+                data=assigned.training(n),
                 public=public,
                 network=None if raw else client_networks[n],
-                tests=tests(n),
+                tests=assigned.tests(n),
                 left_out=data.left_out if run.data.own and n == at else {},
             )
             for n in range(clients)
         ]
+
+        # what changes the contexts of all: black boxes for networks, groups, public rows
         server, contexts = replace_black_boxes(
             run, method, data.dataset, data.task, architectures, server, contexts
         )
@@ -191,15 +207,21 @@ class Horizontal:
 
 # -- assigning rows --------------------------------------------------------------------------------
 
-_Assigned = tuple[
-    DataAssignment,
-    Callable[[int | None], Rows | None],
-    PublicSet,
-    Callable[[int], Mapping[str, Rows]],
-]
-"""The assignment; a function from a client, or None for the server, to its training rows, if here;
-the public rows; and a function from a client to its test rows by name.
-"""
+
+@dataclass(frozen=True, eq=False)
+class _Assigned:
+    """Which rows each party has, and these, as far as they are here."""
+
+    data: DataAssignment
+    """What the plan and its result say of the data."""
+    training: Callable[[int | None], Rows | None]
+    """Of a client, or None for the server, its training rows; None if they are not here."""
+    public: PublicSet
+    """The public rows."""
+    tests: Callable[[int], Mapping[str, Rows]]
+    """Of a client, its test rows by name: "own", and of a partitioned data set "test", the same for
+    all; {} if they are not here.
+    """
 
 
 def raw_columns(dataset: DatasetLike) -> dict[str, Any]:
@@ -220,24 +242,31 @@ def raw_columns(dataset: DatasetLike) -> dict[str, Any]:
 
 def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
     """The rows of a partitioned data set, in one pool; neither scaled nor filled if `raw`."""
+    # `rows` gives rows by their numbers, all from one copy on the device
     dataset, shares = data_of(run, files, raw=raw)
     public, rows = public_hash(dataset, shares), _pool(dataset, run.engine.device)
     test, y, (strata, names) = rows(shares.test), dataset.y, dataset.strata
 
-    def training(n: int) -> Rows:
+    def training(n: int | None) -> Rows | None:
+        if n is None:
+            return rows(shares.server) if len(shares.server) else None
         own = rows(shares.shards[n])
+        # such a faulty client has class K - 1 - k for class k, and -y for a number y
         if run.faults.mislabels(n) and own.labels is not None:
             own = replace(
                 own, labels=(len(dataset.classes) - 1 if dataset.classes else 0) - own.labels
             )
         return own
 
+    # name of test rows -> for each client, their labels; without any of a name of which some client
+    # has no row
     labels = {
         "test": [y[shares.test]] * len(shares.shards),
         "own": [y[part] for part in shares.own_test],
     }
     labels = {on: parts for on, parts in labels.items() if all(map(len, parts))}
     content = digest(f"{dataset.x.dtype.str}{dataset.x.shape}{public}", y, sample(dataset.x))
+    owners = owner_names(dataset, shares) if run.data.partition == "natural" else ()
     data = DataAssignment(
         name=dataset.name,
         classes=dataset.classes,
@@ -250,7 +279,7 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
         describe=lambda: {
             "counts": describe(strata, shares.shards, names).counts.tolist(),
             **({} if dataset.classes else {"classes": list(names)}),
-            "owners": list(owner_names(dataset, shares)) if run.data.partition == "natural" else [],
+            "owners": list(owners),
             "standardized_by": "" if raw else basis(dataset, shares),
             "notes": list(dataset.notes),
             "public": len(shares.public),
@@ -268,13 +297,11 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
         split=shares,
         server_rows=shares.server,
         left_out=left_out(run.data, run.seed, dataset, shares),
-        owners=owner_names(dataset, shares) if run.data.partition == "natural" else (),
+        owners=owners,
     )
-    return (
+    return _Assigned(
         data,
-        lambda n: (
-            training(n) if n is not None else rows(shares.server) if len(shares.server) else None
-        ),
+        training,
         PublicSet(rows(shares.public), run.seed, public),
         lambda n: {"test": test, "own": rows(shares.own_test[n])},
     )
@@ -283,7 +310,8 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
 def _private(
     run: RunConfig, files: PrivateData, at: int | None, promises: bool, raw: bool
 ) -> _Assigned:
-    """The private rows of party `at`, or of the server; and the public rows.
+    """The private rows of party `at`, or of the server (None); and the public rows. Rows of other
+    parties are not here.
 
     Columns are standardized by the agreed scale, or else by the public rows, or else by each
     party's own training rows, which also fill the missing numbers of the party's own rows. If
@@ -293,9 +321,12 @@ def _private(
         ConfigError: a required file is not named.
         DataError: the rows do not fit the schema, or are too few.
     """
+    # how rows are encoded: `form` is the same at all parties, and encodes public rows; `own_form`
+    # differs in how this party's gaps are filled alone, as a node refuses a run that would give it
+    # other columns than itself (an indicator of gaps)
     assert run.data.row_schema is not None
-    may = run.data.missing_columns
-    form = run.data.row_schema.build(run.data.missing, may)
+    may_lack = run.data.missing_columns
+    form = run.data.row_schema.build(run.data.missing, may_lack)
     name = run.data.name
     device = run.engine.device
     owner = files.own or OwnFile(DataOptions())
@@ -303,7 +334,10 @@ def _private(
     if how == "refuse" and files.own is not None:
         # a run that failed would tell of a gap; a node's owner is told when it starts
         how = "median"
-    own_form = run.data.row_schema.build(how, may)
+    own_form = run.data.row_schema.build(how, may_lack)
+
+    # the rows as encoded, with gaps, and numbers of the training and test rows; a server without
+    # rows of its own (`server_rows`) has none
     public, own = _public(run, files, form), None
     if files.rows is not None and (at is not None or run.data.server_rows):
         own = read_rows(files.rows, own_form, name, files.own)
@@ -315,29 +349,32 @@ def _private(
         if own is None
         else _held_out(run, own, at, files.split_seed, owner, promises)
     )
+
+    # gaps are filled, and columns scaled, by what all parties have if possible. A raw method gets
+    # rows as they are; `scaling(None)` then gives the agreed scale, or 0 and 1
     fitted = public if len(public) else None if own is None else own.x[train]
     public_fill, shift, scale = (form if len(public) else own_form).scaling(None if raw else fitted)
     if form.fill and not raw:
         public = np.where(np.isnan(public), public_fill, public)
     if own_form.fill and own is not None and not raw:
         own = replace(own, x=np.where(np.isnan(own.x), own_form.scaling(fitted)[0], own.x), fill="")
+    # numbers far from an agreed mean are cut off: see `SchemaConfig.scale`
     public, own = form.cut(public), None if own is None else replace(own, x=form.cut(own.x))
     known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale,
                         target=form.target, label=form.label)  # fmt: skip
+
+    # one column for each raw one again, where words were one-hot: from (n, F) to (n, G)
     if raw and form.kind == "table":
+        # no rows are needed for the columns' names and words
         _, words, columns = decoded(form.table, np.empty((0, len(form.columns)), np.float32))
         shift, scale = np.zeros(len(columns), np.float32), np.ones(len(columns), np.float32)
-        known = DatasetInfo(
-            name,
-            form.kind,
-            (len(columns),),
-            form.classes,
-            columns,
-            shift,
-            scale,
-            words,
-            form.target,
-            form.label,
+        known = replace(
+            known,
+            input_shape=(len(columns),),
+            columns=columns,
+            shift=shift,
+            scale=scale,
+            words=words,
         )
         public = decoded(form.table, public)[0]
         if own is not None:
@@ -346,11 +383,16 @@ def _private(
             own = replace(
                 own, x=x, shift=shift, scale=scale, columns=columns, words=words, fill=fill
             )
+
+    # the rows for this party's context
     mine, tests = None, {}
     if own is not None:
         own = replace(own, shift=shift, scale=scale)
         rows = _pool(own, device)
         mine, tests = rows(train), {"own": rows(test)}
+
+    # what all parties must have in common, to the byte: the schema, and the public rows. Of the
+    # server's rows the digest of the run tells, too; a party's own rows count for nothing
     of_public, server_rows = rows_hash(public), 0 if own is None or at is not None else len(own.y)
     server = rows_hash(own.x) if own is not None and server_rows else ""
     about = schema(form.kind, form.input_shape, form.classes, form.columns)
@@ -381,9 +423,9 @@ def _private(
         label=known.label,
         left_out={"test": len(own.y) - len(train)} if own is not None and at is not None else {},
     )
-    return (
+    return _Assigned(
         data,
-        lambda n: mine if n == at else None,
+        lambda n: mine if n == at else None,  # of the server, n and `at` are None
         PublicSet(rows_of(public, known, np.arange(len(public)), device), run.seed, of_public),
         lambda n: tests if n == at else {},
     )

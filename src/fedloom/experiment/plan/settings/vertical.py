@@ -181,9 +181,13 @@ def _cut(
     parties = parties_of(run, files, pooled="pooled rows" in method.needs)
     if run.columns.incomplete and getattr(cfg, "incomplete", "drop") == "drop":
         parties = complete_rows(parties, method.contributors)
+
+    # own test rows are a party's unaligned ones; only if all parties' classes are known
     views, nothing = parties.views, digest("")
     truths = [view.truth for view in views if view.truth is not None and len(view.truth)]
     own = {"own": truths} if len(truths) == len(views) and parties.classes else {}
+
+    # what identifies the data, as a digest; parts that a run does not have count for nothing
     rows = [
         part
         for v in views
@@ -381,12 +385,14 @@ def parties_of(
         DataError, ConfigError: the data cannot be read or split.
     """
     data, columns, files = run.data, run.columns, files or PrivateData()
-    common: dict[str, Any] = {
+    held_out: dict[str, Any] = {  # what all three sources take
         "test_fraction": data.test_share,
         "test_rows": data.test_rows,
         "validation": data.validation,
+        "seed": run.seed,
     }
-    common["seed"] = run.seed
+
+    # a file for each party
     if columns.files:
         if pooled:
             raise ConfigError(
@@ -395,6 +401,7 @@ def parties_of(
             )
         from fedloom.data.party_files import OF_FILES, from_files
 
+        # settings of `[data]` that have no meaning for them would be ignored in silence
         for name, value in vars(data.columns).items():
             if name not in OF_FILES and value != getattr(GUESS, name):
                 raise ConfigError(
@@ -412,10 +419,13 @@ def parties_of(
             presence=_presence(
                 run,
                 len(columns.files),
+                # people are named as in the active party's file, which is the first
                 columns.id if isinstance(columns.id, str) else (columns.id or ("",))[0],
             ),
-            **common,
+            **held_out,
         )
+
+    # a manifest of images, which also tells how many parties there are
     if columns.manifest:
         from fedloom.data.manifest import manifest
 
@@ -426,8 +436,10 @@ def parties_of(
             aligned=aligned,
             size=columns.image_size,
             presence=presence,
-            **common,
+            **held_out,
         )
+
+    # a data set whose columns are divided among parties
     root = files.root or data.root
     return simulate(
         files.set or data.name,
@@ -438,7 +450,7 @@ def parties_of(
         options=data.columns,
         presence=_presence(run, data.clients, "row"),
         **{name: getattr(columns, name) for name in SPLIT_SETTINGS},
-        **common,
+        **held_out,
     )
 
 
