@@ -12,7 +12,6 @@ from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.run.record import write_csv
 from fedloom.report import formatting as fmt
-from fedloom.report.metrics import Unit
 from fedloom.report.page import Details, Page, PageCell, PageSection, PageTable, Tile, cells, render
 from fedloom_papers import table
 from fedloom_papers.archive import Archive
@@ -36,6 +35,7 @@ from fedloom_papers.results import TableResults, gather, missing, seeds, untesta
 from fedloom_papers.selection import EVERYTHING, Selection
 from fedloom_papers.shipped import SYSTEMS
 from fedloom_papers.spec import Cell, Reproduction, Scale
+from fedloom_papers.units import Unit
 from fedloom_papers.verdicts import RULE
 
 NUMBERS = "table.csv"

@@ -228,7 +228,6 @@ def test_overrides_and_seeds(asked: Callable[..., Sweep]) -> None:
     sweep = asked(GRID, "sweep.better=lower", "data.clients=3", seeds=[4, 5])
     assert sweep.config.seeds == (4, 5) and sweep.config.less and sweep.own().data.clients == 3
     assert not asked(GRID).config.less
-    assert asked(GRID, "sweep.metric=bytes up").config.unit.name == "MB"
     with pytest.raises(ConfigError, match=r"set validation in \[sweep\]"):
         asked(GRID, "data.validation=0.1")
     assert (
@@ -427,7 +426,12 @@ def test_values_have_the_unit_of_the_metric(
     asked: Callable[..., Sweep], valued: Callable[..., list[Path]], tmp_path: Path
 ) -> None:
     valued(lambda run: 0.25 if run.seed else 0.75)
-    for name, worth in (("loss mean", "0.500 ± 0.354"), ("accuracy", "50.0 ± 35.4 %")):
+    for name, worth in (
+        ("loss mean", "0.500 ± 0.354"),
+        ("best accuracy", "50.0 % ± 35.4"),
+        ("rounds until best", "0.500 ± 0.354"),
+        ("bytes until best", "0 B"),
+    ):
         found = run_sweep(asked(GRID, f"sweep.metric={name}", seeds=[0, 1]), tmp_path)
         assert found.worth(found.trials[0]) == worth.replace(" ", NBSP)
 

@@ -25,7 +25,7 @@ from fedloom.experiment.config.overrides import merged
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import check, read_values
 from fedloom.experiment.run.metrics import MAIN, MAIN_MODE
-from fedloom.report.metrics import RunMetric, Unit
+from fedloom.report.metrics import RunMetric
 
 SettingValues: TypeAlias = dict[str, Any]
 """Values by dotted keys, such as `params.lr`."""
@@ -160,14 +160,6 @@ class SweepConfig(_SweepModel):
     def less(self) -> bool:
         """Whether lower is better."""
         return self.ranked.lower if self.better is None else self.better == "lower"
-
-    @property
-    def unit(self) -> Unit:
-        """The unit of the metric."""
-        name = self.ranked.cost or self.ranked.metric.name
-        if name.startswith("bytes"):
-            return Unit("MB")
-        return Unit("%" if "accuracy" in name or name.endswith("recall") else "")
 
     @property
     def number(self) -> int:

@@ -26,7 +26,7 @@ from fedloom.experiment.config.run import toml
 from fedloom.experiment.pool.fetch import absent, fetch
 from fedloom.experiment.pool.pool import Ended, Job, Standing, digest, is_finished, run_all
 from fedloom.experiment.run.record import write_csv
-from fedloom.report.formatting import NBSP, NONE
+from fedloom.report import formatting as fmt
 from fedloom.report.metrics import value_of
 from fedloom.report.read import read_run
 from fedloom.sweep.config import Range, SettingValues, Sweep, Values, setting_text
@@ -104,12 +104,12 @@ class SweepResults:
         return any(one.state in ("stopped", "left") for one in self.ended.values())
 
     def worth(self, trial: Trial) -> str:
-        """`86.7 ± 0.9 %`, with the sample standard deviation over seeds."""
-        if math.isnan(trial.mean):
-            return NONE
-        unit, values = self.sweep.config.unit, [*trial.values.values()]
-        deviation = unit.factor * float(np.std(values, ddof=1)) if values[1:] else None
-        return f"{unit.spread(unit.factor * trial.mean, deviation)}{NBSP}{unit.name}".strip()
+        """`86.7 % ± 0.9`, with the sample standard deviation over seeds."""
+        metric, values = self.sweep.config.ranked, [*trial.values.values()]
+        if (metric.cost or metric.metric.name).startswith("bytes"):
+            return fmt.size(trial.mean)
+        deviation = float(np.std(values, ddof=1)) if values[1:] else None
+        return fmt.spread(trial.mean, deviation, metric.metric.share and not metric.cost)
 
     def write(self, out: Path) -> None:
         """Write `trials.csv` and, once there is a best setting, `best.toml`."""
