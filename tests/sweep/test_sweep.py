@@ -139,7 +139,7 @@ GRID = 'over."params.lr" = [0.001, 0.05]\nover."params.tau" = [1, 3]\n'
         ('over."data.validation" = [0.1, 0.2]', "set validation in [sweep]"),
         (GRID + "validation = 1.0", "validation: must be less than 1"),
         ('over."engine.workers" = [1, 2]', "over cannot vary engine.workers"),
-        ('over = [{ "params.tau" = [1] }, { "params.lr" = [2] }]', "over must be one table"),
+        ('over = [{ "params.tau" = [1] }, { "params.lr" = [2] }]', "sweep.over: must be one table"),
     ],
 )
 def test_what_is_wrong_is_reported(asked: Callable[..., Sweep], text: str, said: str) -> None:
@@ -335,6 +335,21 @@ def test_a_trial_that_a_kill_left_without_its_settings_is_drawn_again(
     assert settings(found) == [
         {"params.lr": rate, "params.tau": tau} for rate in (0.001, 0.05) for tau in (1, 3)
     ]
+
+
+@pytest.mark.parametrize("more", ['{"op_code":5,"wor', '{"op_code":5,"wor\n{}\n', ""])
+def test_a_damaged_journal_is_named(
+    asked: Callable[..., Sweep], valued: Callable[..., list[Path]], tmp_path: Path, more: str
+) -> None:
+    valued(near)
+    run_sweep(asked(GRID), tmp_path)
+    with (tmp_path / "study.log").open("a") as file:
+        file.write(more)
+    if more:
+        with pytest.raises(EngineError, match=r"study\.log is damaged .* Delete it"):
+            run_sweep(asked(GRID), tmp_path)
+        (tmp_path / "study.log").unlink()
+    assert all(one.state == "kept" for one in run_sweep(asked(GRID), tmp_path).ended.values())
 
 
 def test_the_study_has_the_values_and_a_changed_file_another_study(

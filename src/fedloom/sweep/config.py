@@ -113,7 +113,7 @@ class SweepConfig(_SweepModel):
     def _dotted(cls, over: Any) -> Any:
         if isinstance(over, list):
             raise ValueError(
-                "over must be one table, [sweep.over], not a list of tables. For a second stage, "
+                "must be one table, [sweep.over], not a list of tables. For a second stage, "
                 "sweep the best.toml of the first."
             )
         return _flat(over) if isinstance(over, Mapping) else over

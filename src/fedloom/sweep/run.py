@@ -249,12 +249,21 @@ def _study(sweep: Sweep, out: Path) -> "Study":
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     out.mkdir(parents=True, exist_ok=True)
     text = digest(sweep.own()) + sweep.config.model_dump_json(exclude={"trials"})
-    return optuna.create_study(
-        storage=optuna.storages.JournalStorage(JournalFileBackend(str(out / STUDY))),
-        study_name=f"{sweep.name} {hashlib.sha256(text.encode()).hexdigest()[:8]}",
-        direction="minimize" if sweep.config.less else "maximize",
-        load_if_exists=True,
-    )
+    file = out / STUDY
+    try:
+        if file.exists() and not file.read_bytes().endswith(b"\n"):
+            raise ValueError("a line without an end")  # to which the next one would be joined
+        return optuna.create_study(
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str(file))),
+            study_name=f"{sweep.name} {hashlib.sha256(text.encode()).hexdigest()[:8]}",
+            direction="minimize" if sweep.config.less else "maximize",
+            load_if_exists=True,
+        )
+    except ValueError as error:
+        raise EngineError(
+            f"{file} is damaged ({error}). Delete it, and repeat the command: finished runs are "
+            "not repeated."
+        ) from None
 
 
 def _drawn(study: "Study", sweep: Sweep, count: int) -> "list[FrozenTrial]":
