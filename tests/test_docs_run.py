@@ -64,7 +64,7 @@ MORE = {
     r"run \S+/(?!adult|credit|devices|views)[\w-]+\.toml": f"{OWNERS} -s data.public_rows=8 -s data.test=0.25",  # noqa: E501
     r"run \S+newcomers": "-s data.server_rows=20",
     r"run \S+(devices|views)\.toml": "-s columns.aligned=60",
-    r"sweep ": "-s data.clients=2 -s sweep.confirm=[10]",
+    r"sweep ": "-s data.clients=2",
 }
 """Arguments that make a command small, or put data that is here into the place of the hub's or of a
 download.

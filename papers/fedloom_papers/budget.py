@@ -8,12 +8,12 @@ import numpy as np
 
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.pool.fetch import absent, fetch, unlisted
+from fedloom.experiment.pool.fetch import absent, fetch
 from fedloom.experiment.pool.pool import Ended, Job, Standing, digest, run_all
 from fedloom.experiment.run.execute import RunResult, execute
 from fedloom_papers.claims import ClaimTest, check_claims
 from fedloom_papers.keys import archive_key
-from fedloom_papers.plan import Plan, Planned
+from fedloom_papers.plan import Plan, Planned, unlisted
 from fedloom_papers.results import gather
 from fedloom_papers.spec import Claim
 from fedloom_papers.verdicts import RELEVANT, look, power

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedloom.report import formatting as fmt
-from fedloom.report.metrics import RunMetric, Unit
+from fedloom.report.metrics import RunMetric
 from fedloom_papers.results import TableResults
 from fedloom_papers.spec import AT, Claim
 from fedloom_papers.table import as_printed
+from fedloom_papers.units import Unit
 from fedloom_papers.verdicts import (
     OPPOSITE,
     RELEVANT,

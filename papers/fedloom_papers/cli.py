@@ -246,9 +246,10 @@ def show_plan(plan: "Plan", workers: int | None) -> list[float]:
     Returns:
         The estimated seconds of each run; empty if unknown.
     """
-    from fedloom.experiment.pool.fetch import absent, unlisted
+    from fedloom.experiment.pool.fetch import absent
     from fedloom.experiment.pool.pool import usual_workers
     from fedloom_papers.estimate.cost import describe
+    from fedloom_papers.plan import unlisted
 
     if not plan.planned:
         return []

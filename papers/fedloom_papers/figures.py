@@ -11,13 +11,14 @@ from fedloom.report import plots
 from fedloom.report.comparison_page import BANDS
 from fedloom.report.heatmaps import class_counts, rows_legend
 from fedloom.report.learning import ACROSS, ITERATION, bytes_sent
-from fedloom.report.metrics import RunMetric, Unit, curve
+from fedloom.report.metrics import RunMetric, curve
 from fedloom.report.mixing import mixing_of_run
 from fedloom.report.page import Figure, Key, PageSection
 from fedloom.report.plots import Dots, Form, Level, Line
 from fedloom.report.read import Run
 from fedloom.report.styles import SeriesStyle, series_style
 from fedloom_papers.results import TableResults
+from fedloom_papers.units import Unit
 
 POINTS = 40
 """Maximum number of points of a line."""

@@ -14,16 +14,16 @@ from pydantic import TypeAdapter
 from fedloom._version import __version__
 from fedloom.core.paths import write_atomically
 from fedloom.report import formatting as fmt
-from fedloom.report.markdown import markdown
-from fedloom.report.metrics import Unit
 from fedloom.report.page import Figure, Page, PageCell, PageSection, PageTable, cells, render
 from fedloom_papers.claims import ClaimResult
 from fedloom_papers.forest import can_be_drawn, file_of, forest
+from fedloom_papers.markdown import markdown
 from fedloom_papers.multiverse import Map, counted, draw
 from fedloom_papers.ran import NOTHING, Ran, sentence, together
 from fedloom_papers.selection import EVERYTHING, Selection
 from fedloom_papers.shipped import SYSTEMS, shipped
 from fedloom_papers.spec import Scale, System
+from fedloom_papers.units import Unit
 from fedloom_papers.verdicts import RULE, RULES, UNTESTED
 
 FILE = "outcome.json"

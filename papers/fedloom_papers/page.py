@@ -12,8 +12,6 @@ from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.run.record import write_csv
 from fedloom.report import formatting as fmt
-from fedloom.report.markdown import markdown
-from fedloom.report.metrics import Unit
 from fedloom.report.page import Details, Page, PageCell, PageSection, PageTable, Tile, cells, render
 from fedloom_papers import table
 from fedloom_papers.archive import Archive
@@ -30,12 +28,14 @@ from fedloom_papers.index import (
     verdict_cell,
 )
 from fedloom_papers.keys import archive_key
+from fedloom_papers.markdown import markdown
 from fedloom_papers.multiverse import maps
 from fedloom_papers.ran import ran, sentence
 from fedloom_papers.results import TableResults, gather, missing, seeds, untestable
 from fedloom_papers.selection import EVERYTHING, Selection
 from fedloom_papers.shipped import SYSTEMS
 from fedloom_papers.spec import Cell, Reproduction, Scale
+from fedloom_papers.units import Unit
 from fedloom_papers.verdicts import RULE
 
 NUMBERS = "table.csv"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.pool.fetch import absent, fetch, unlisted
+from fedloom.experiment.pool.fetch import absent, fetch
 from fedloom.experiment.pool.pool import Ended, Job, Standing, digest, is_finished, run_all
 from fedloom.experiment.run.execute import RunResult, execute
 from fedloom.report.read import read_run
@@ -140,6 +140,12 @@ class Plan:
             progress(standing)
 
         return archive_and_show
+
+
+def unlisted(runs: Mapping[str, RunConfig]) -> list[str]:
+    """The manifests of runs that do not exist."""
+    named = {run.columns.manifest for run in runs.values() if run.columns.manifest}
+    return sorted(path for path in named if not Path(path).exists())
 
 
 def _without_seed(run: RunConfig) -> str:

@@ -13,12 +13,13 @@ from fedloom.core.errors import DataError
 from fedloom.experiment.config.run import RunConfig
 from fedloom.report import formatting as fmt
 from fedloom.report import metrics
-from fedloom.report.metrics import RunMetric, Unit
+from fedloom.report.metrics import RunMetric
 from fedloom.report.read import Run, read_run
 from fedloom_papers.archive import ArchivedRun, record_of
 from fedloom_papers.keys import archive_key
 from fedloom_papers.selection import EVERYTHING, Selection
 from fedloom_papers.spec import SCALES, Cell, Reproduction, Row, Scale
+from fedloom_papers.units import Unit
 
 
 @dataclass(frozen=True)

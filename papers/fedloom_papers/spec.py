@@ -27,8 +27,9 @@ from fedloom.experiment.config.foreign_code import refuse_foreign_code
 from fedloom.experiment.config.overrides import merged
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import check
-from fedloom.report.metrics import FACTORS, RunMetric
+from fedloom.report.metrics import RunMetric
 from fedloom_papers.shipped import shipped
+from fedloom_papers.units import FACTORS
 
 Scale = Literal["small", "paper"]
 SCALES: tuple[Scale, ...] = ("small", "paper")

@@ -16,10 +16,10 @@ from papers.tests.tiny import TINY
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.sources import load
 from fedloom.experiment.config.overrides import override
-from fedloom.experiment.pool.fetch import absent, fetch, unlisted
+from fedloom.experiment.pool.fetch import absent, fetch
 from fedloom.experiment.pool.pool import digest
 from fedloom_papers import plan as planning
-from fedloom_papers.plan import plan, reproductions, run_plan
+from fedloom_papers.plan import plan, reproductions, run_plan, unlisted
 from fedloom_papers.selection import dotted_settings
 from fedloom_papers.spec import Reproduction, canonical, parsed
 

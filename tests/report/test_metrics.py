@@ -15,7 +15,7 @@ import pytest
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.run.execute import execute
 from fedloom.experiment.run.metrics import GLOBAL, OWN, Metric
-from fedloom.report.metrics import RunMetric, Unit, curve, value_of
+from fedloom.report.metrics import RunMetric, curve, value_of
 from fedloom.report.read import Run, read_run
 
 SETTINGS: dict[str, Any] = {
@@ -190,18 +190,6 @@ def test_the_class_mix_of_vertical_parties(tmp_path: Path) -> None:
     assert value(tmp_path / "run", "imbalance degree") == pytest.approx((mid + other) / 2)
     assert value(tmp_path / "run", "class cosine of client 2") is None
     assert RunMetric.parse("class cosine of client 1").exact
-
-
-def test_numbers_are_written_in_their_unit() -> None:
-    percent, mega, raw = Unit("%"), Unit("MB"), Unit("")
-    assert (percent.factor, mega.factor, raw.factor) == (100, 1e-6, 1)
-    assert percent.spread(81.24, 0.66) == "81.2\u00a0±\u00a00.7"
-    assert percent.spread(81.24, None) == "81.2"
-    assert percent.difference(-2.06) == "−2.1"
-    assert mega.spread(0.01234, 0.0001) == "0.0123\u00a0±\u00a00.0001"
-    assert mega.number(1234.5) == "1,234"
-    assert raw.number(math.inf) == "never"
-    assert raw.number(0.0) == "0.00"
 
 
 def test_a_run_without_rounds_has_the_skew_of_its_split(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""A sweep: what is refused before any work, what is tried, in which order, and what the page says
-of it.
+"""A sweep: what is refused before any work, what is tried, and what a killed or changed sweep does
+not repeat.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import json
 import math
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -31,11 +29,10 @@ from fedloom.experiment.run.metrics import GLOBAL
 from fedloom.report.formatting import NBSP
 from fedloom.report.metrics import RunMetric, value_of
 from fedloom.report.read import read_run
-from fedloom.sweep import page
 from fedloom.sweep.config import SettingValues, Sweep, nested, read
-from fedloom.sweep.page import pictures
-from fedloom.sweep.run import SweepResults, Trial, run_sweep
-from fedloom.sweep.search import proposals
+from fedloom.sweep.run import OWN, SweepResults, Trial, _study, run_sweep
+
+optuna = pytest.importorskip("optuna")
 
 RUN = """
 title = "How fast?"
@@ -88,11 +85,11 @@ GRID = 'over."params.lr" = [0.001, 0.05]\nover."params.tau" = [1, 3]\n'
     ("text", "said"),
     [
         (
-            "over = [{ rounds = [1, 2] }, { iterations = [3, 4] }]",
+            "over = { rounds = [1, 2], iterations = [3, 4] }",
             "over lists both rounds and iterations",
         ),
         (
-            'over = [{ "data.options.alpha" = [0.1] }, { "data.options" = [{ alpha = 5.0 }] }]',
+            'over = { "data.options.alpha" = [0.1], "data.options" = [{ alpha = 5.0 }] }',
             "over lists data.options and data.options.alpha, which is part of it",
         ),
         (
@@ -109,8 +106,8 @@ GRID = 'over."params.lr" = [0.001, 0.05]\nover."params.tau" = [1, 3]\n'
         ),
         (GRID + "trials = 3", "trials is valid for random and tpe only"),
         (GRID + "seeds = [1, 1]", "lists 1 twice"),
-        (GRID + "confirm = [0]", "both list 0"),
-        ("over = {}", "over has an empty table"),
+        (GRID + "confirm = [10]", "sweep.confirm was removed: run the sweep's best.toml"),
+        ("over = {}", "sweep.over: "),
         ("", "sweep.over: must be set"),
         ('over."params.lr" = []', "params.lr has no values"),
         ('over."params.lr" = [0.1, 0.1]', "lists a value twice"),
@@ -142,7 +139,7 @@ GRID = 'over."params.lr" = [0.001, 0.05]\nover."params.tau" = [1, 3]\n'
         ('over."data.validation" = [0.1, 0.2]', "set validation in [sweep]"),
         (GRID + "validation = 1.0", "validation: must be less than 1"),
         ('over."engine.workers" = [1, 2]', "over cannot vary engine.workers"),
-        ('over = [{ "params.tau" = [1] }, { "params.tau" = [2] }]', "params.tau in two tables"),
+        ('over = [{ "params.tau" = [1] }, { "params.lr" = [2] }]', "sweep.over: must be one table"),
     ],
 )
 def test_what_is_wrong_is_reported(asked: Callable[..., Sweep], text: str, said: str) -> None:
@@ -151,7 +148,7 @@ def test_what_is_wrong_is_reported(asked: Callable[..., Sweep], text: str, said:
     assert said in str(error.value)
 
 
-def test_values_that_make_no_run_are_all_reported_by_as_little_as_names_them(
+def test_each_error_of_the_values_is_reported_once_with_a_setting_that_has_it(
     asked: Callable[..., Sweep],
 ) -> None:
     with pytest.raises(ConfigError) as error:
@@ -160,16 +157,15 @@ def test_values_that_make_no_run_are_all_reported_by_as_little_as_names_them(
             "= [8, 16]"
         )
     one, two = str(error.value).splitlines()
-    assert one.startswith("params.tau = 0: params.tau:") and two.startswith(
-        "params.lr = -1: params.lr:"
-    )
-    with pytest.raises(ConfigError) as error:
-        asked('over."params.coding" = ["top-k", "float32"]\nover."params.top_k" = ["none", 3]')
-    starts = [line.partition(": ")[0] for line in str(error.value).splitlines()]
-    assert starts == [
-        "params.coding = top-k, params.top_k = none",
-        "params.coding = float32, params.top_k = 3",
-    ]
+    assert one.startswith("params.tau = 0, params.lr = 0.1, params.batch_size = 8: params.tau:")
+    assert "params.lr = -1" in two and ": params.lr:" in two
+    assert one.endswith("(and with 3 more)") and two.endswith("(and with 3 more)")
+
+
+def test_a_large_grid_is_checked_value_by_value(asked: Callable[..., Sweep]) -> None:
+    rates = [0.1 + n / 1000 for n in range(70)]
+    with pytest.raises(ConfigError, match=r"params\.tau = 0: params\.tau:"):
+        asked(f'over."params.lr" = {rates}\nover."params.tau" = {[*range(1, 60), 0]}')
 
 
 def test_a_file_without_a_sweep_and_one_with_a_comparison(tmp_path: Path) -> None:
@@ -181,14 +177,13 @@ def test_a_file_without_a_sweep_and_one_with_a_comparison(tmp_path: Path) -> Non
         read(str(tmp_path / "b.toml"))
 
 
+@pytest.mark.parametrize("search", ["grid", "tpe"])
 def test_a_missing_extra_is_reported_before_any_work(
-    asked: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch
+    asked: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch, search: str
 ) -> None:
     monkeypatch.setattr("fedloom.sweep.config.find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"tpe needs Optuna. Install it: pip install -e '.\[sweep\]'"
-    ):
-        asked(GRID, "sweep.search=tpe")
+    with pytest.raises(ConfigError, match=r'Install it: pip install "fedloom\[sweep\]"'):
+        asked(GRID, f"sweep.search={search}")
 
 
 def test_tables_within_tables_are_dotted_keys(asked: Callable[..., Sweep]) -> None:
@@ -197,10 +192,8 @@ def test_tables_within_tables_are_dotted_keys(asked: Callable[..., Sweep]) -> No
         "= [0.1, 1.0]"
     )
     sweep = asked(text)
-    assert sweep.config.keys == ["params.lr", "params.tau", "data.options.alpha"]
-    assert sweep.config.trials_of(sweep.config.over[0]) == 8 and sweep.moves_data == [
-        "data.options.alpha"
-    ]
+    assert [*sweep.config.over] == ["params.lr", "params.tau", "data.options.alpha"]
+    assert sweep.config.number == 8
     run = sweep.run({"params.lr": 0.1, "data.options.alpha": 1.0}, 5)
     assert (run.params["lr"], run.data.options["alpha"], run.data.clients, run.seed) == (
         0.1,
@@ -212,15 +205,13 @@ def test_tables_within_tables_are_dotted_keys(asked: Callable[..., Sweep]) -> No
 
 
 def test_what_the_docs_show_is_valid(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
     text = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text()
     shown = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
     tried = []
     for number, block in enumerate(shown):
         (tmp_path / f"{number}.toml").write_text(block)
-        config = read(str(tmp_path / f"{number}.toml")).config
-        tried.append(sum(map(config.trials_of, config.over)))
-    assert tried == [4, 36, 40]
+        tried.append(read(str(tmp_path / f"{number}.toml")).config.number)
+    assert tried == [4, 40]
 
 
 def test_without_validation_rows_settings_are_compared_on_the_test_rows(
@@ -228,39 +219,21 @@ def test_without_validation_rows_settings_are_compared_on_the_test_rows(
 ) -> None:
     sweep = asked('over."params.lr" = [0.05]\nvalidation = 0')
     found = run_sweep(sweep, tmp_path)
-    for trial in (found.own, *found.trials):
-        (folder,) = trial.folders.values()
-        assert json.loads((folder / "result.json").read_text())["validation"] == 0
-    assert "on the same test rows and seeds" in page.warning(
-        found
-    ) and "by accuracy, mean" in page.lead(found)
+    for trial in found.trials:
+        (job,) = trial.jobs
+        assert json.loads((job.folder / "result.json").read_text())["validation"] == 0
 
 
 def test_overrides_and_seeds(asked: Callable[..., Sweep]) -> None:
     sweep = asked(GRID, "sweep.better=lower", "data.clients=3", seeds=[4, 5])
     assert sweep.config.seeds == (4, 5) and sweep.config.less and sweep.own().data.clients == 3
     assert not asked(GRID).config.less
-    assert asked(GRID, "sweep.metric=bytes up").config.unit.name == "MB"
     with pytest.raises(ConfigError, match=r"set validation in \[sweep\]"):
         asked(GRID, "data.validation=0.1")
     assert (
         asked(GRID, "sweep.metric=log loss").config.less
         and asked(GRID, "sweep.metric=bytes up").config.less
     )
-
-
-def course(
-    sweep: Sweep, value: Callable[[SettingValues], float], stage: int = 0
-) -> list[list[SettingValues]]:
-    """What is proposed, batch by batch, where settings have these values."""
-    search, found = proposals(sweep.config, stage), []
-    batch = next(search)
-    while True:
-        found.append(batch)
-        try:
-            batch = search.send([value(setting) for setting in batch])
-        except StopIteration:
-            return found
 
 
 TPE = """
@@ -272,105 +245,162 @@ over."models.pool" = [["linear"], ["mlp"]]
 """
 
 
-def test_tpe_draws_the_same_again_and_learns(asked: Callable[..., Sweep]) -> None:
-    pytest.importorskip("optuna")
+@pytest.fixture
+def valued(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[RunConfig], float]], list[Path]]:
+    """Makes runs of a value and no work; returns the folders of those that are done."""
 
-    def value(setting: SettingValues) -> float:
-        return -abs(math.log10(setting["params.lr"]) + 2) - (setting["models.pool"] == ["mlp"])
+    def make(value: Callable[[RunConfig], float]) -> list[Path]:
+        runs: dict[Path, RunConfig] = {}
+        done: list[Path] = []
 
-    one, two = (course(asked(TPE), value) for _ in range(2))
-    assert one == two and [len(batch) for batch in one] == [4] * 10
-    assert course(asked(TPE, "sweep.seed=1"), value)[0] != one[0]
-    longer = course(asked(TPE, "sweep.trials=44"), value)
-    assert longer[:10] == one
-    every = [setting for batch in one for setting in batch]
-    assert all(1e-4 <= s["params.lr"] <= 0.1 and s["params.tau"] in range(1, 21) for s in every)
-    first, last = (sum(map(value, part)) for part in (every[:12], every[-12:]))
-    assert last > first + 4
-    assert course(asked(TPE), lambda s: math.nan)[0] == one[0]  # failures are no values
+        def run_all(jobs: Sequence[Job], *, stop: Callable[[], bool], **_: Any) -> Iterator[Ended]:
+            for job in jobs:
+                if stop():
+                    yield Ended(job, "left")
+                    continue
+                runs[job.folder] = job.run
+                yield Ended(job, "kept" if job.folder in done else "finished")
+                done.extend([] if job.folder in done else [job.folder])
+
+        monkeypatch.setattr("fedloom.sweep.run.run_all", run_all)
+        monkeypatch.setattr("fedloom.sweep.run._value", lambda _, folder: value(runs[folder]))
+        return done
+
+    return make
 
 
-def test_random_draws_do_not_depend_on_values(asked: Callable[..., Sweep]) -> None:
-    pytest.importorskip("optuna")
-    signed = lambda sign, settings: sign * settings["params.lr"]
-    one, two = (
-        course(asked(TPE, "sweep.search=random"), partial(signed, sign)) for sign in (1, -1)
+def near(run: RunConfig) -> float:
+    """Best at a rate of .01 and a linear model."""
+    return -abs(math.log10(run.params.get("lr", 1.0)) + 2) - (run.models.pool == ("mlp",))
+
+
+def settings(found: SweepResults) -> list[SettingValues]:
+    """Those of the trials, in order."""
+    return [trial.setting for trial in found.trials if trial.number != OWN]
+
+
+def test_tpe_draws_the_same_again_and_learns(
+    asked: Callable[..., Sweep], valued: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    valued(near)
+    drawn = settings(run_sweep(asked(TPE), tmp_path / "a"))
+    assert drawn == settings(run_sweep(asked(TPE), tmp_path / "b")) and len(drawn) == 40
+    assert all(1e-4 <= s["params.lr"] <= 0.1 and s["params.tau"] in range(1, 21) for s in drawn)
+    assert all(s["models.pool"] in (["linear"], ["mlp"]) for s in drawn)
+    other = settings(run_sweep(asked(TPE, "sweep.seed=1", "sweep.trials=8"), tmp_path / "a"))
+    assert other[:4] != drawn[:4]
+    first, last = (
+        sum(-abs(math.log10(s["params.lr"]) + 2) - (s["models.pool"] == ["mlp"]) for s in part)
+        for part in (drawn[:12], drawn[-12:])
     )
-    assert one == two and [len(batch) for batch in one] == [40]
+    assert last > first + 4
 
 
-def test_a_grid_in_two_stages_is_the_same_after_a_stop(
+@pytest.mark.parametrize("search", ["tpe", "random"])
+def test_a_stopped_search_goes_on_as_it_would_have(
+    asked: Callable[..., Sweep],
+    valued: Callable[..., list[Path]],
+    tmp_path: Path,
+    search: str,
+) -> None:
+    short = asked(TPE, f"sweep.search={search}", "sweep.trials=10")
+    done = valued(near)
+    whole = run_sweep(short, tmp_path / "whole")
+    done.clear()
+    assert run_sweep(short, tmp_path / "cut", stop=lambda: len(done) >= 7).stopped
+    more = run_sweep(asked(TPE, f"sweep.search={search}", "sweep.trials=12"), tmp_path / "cut")
+    assert settings(more)[:10] == settings(whole) and len(settings(more)) == 12
+    assert len(done) == len({*done}) == 13
+
+
+def test_random_draws_do_not_depend_on_values(
+    asked: Callable[..., Sweep], valued: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    text = TPE.replace("tpe", "random")
+    valued(lambda run: run.params.get("lr", 0.0))
+    one = settings(run_sweep(asked(text), tmp_path / "a"))
+    valued(lambda run: -run.params.get("lr", 0.0))
+    assert settings(run_sweep(asked(text), tmp_path / "b")) == one
+
+
+def test_a_trial_that_a_kill_left_without_its_settings_is_drawn_again(
+    asked: Callable[..., Sweep], valued: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    valued(near)
+    sweep = asked(GRID)
+    study = _study(sweep, tmp_path)
+    study.ask()  # and no more
+    found = run_sweep(sweep, tmp_path)
+    assert [trial.number for trial in found.trials] == [OWN, 1, 2, 3, 4]
+    assert settings(found) == [
+        {"params.lr": rate, "params.tau": tau} for rate in (0.001, 0.05) for tau in (1, 3)
+    ]
+
+
+@pytest.mark.parametrize("more", ['{"op_code":5,"wor', '{"op_code":5,"wor\n{}\n', ""])
+def test_a_damaged_journal_is_named(
+    asked: Callable[..., Sweep], valued: Callable[..., list[Path]], tmp_path: Path, more: str
+) -> None:
+    valued(near)
+    run_sweep(asked(GRID), tmp_path)
+    with (tmp_path / "study.log").open("a") as file:
+        file.write(more)
+    if more:
+        with pytest.raises(EngineError, match=r"study\.log is damaged .* Delete it"):
+            run_sweep(asked(GRID), tmp_path)
+        (tmp_path / "study.log").unlink()
+    assert all(one.state == "kept" for one in run_sweep(asked(GRID), tmp_path).ended.values())
+
+
+def test_the_study_has_the_values_and_a_changed_file_another_study(
+    asked: Callable[..., Sweep], valued: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    done = valued(near)
+    found = run_sweep(asked(GRID), tmp_path)
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))
+    )
+    (one,) = optuna.get_all_study_summaries(storage)
+    study = optuna.load_study(study_name=one.study_name, storage=storage)
+    assert study.best_value == found.ranked[0].mean
+    assert [t.value for t in study.trials] == [t.mean for t in found.trials[1:]]
+    count = len(done)
+    larger = 'over."params.lr" = [0.001, 0.05]\nover."params.tau" = [1, 3, 7]\n'
+    run_sweep(asked(larger), tmp_path)
+    assert len(done) == count + 2 and len(optuna.get_all_study_summaries(storage)) == 2
+
+
+def test_a_grid_is_the_same_after_a_stop(
     asked: Callable[..., Sweep], here: list[str], tmp_path: Path
 ) -> None:
-    text = (
-        'seeds = [0, 1]\nconfirm = [7]\nover = [{ "params.lr" = [0.0001, 0.05] }, { '
-        '"params.batch_size" = [16, 32] }]'
-    )
+    text = 'seeds = [0, 1]\nover = { "params.lr" = [0.0001, 0.05], "params.batch_size" = [16, 32] }'
     sweep, out = asked(text), tmp_path / "out"
     stopped = run_sweep(sweep, out, stop=lambda: len(here) >= 4)
     assert stopped.stopped and len(here) == 4
-    page.write(stopped, out)
-    assert "Repeat the command to continue" in (out / "table.md").read_text()
+    stopped.write(out)
     found = run_sweep(sweep, out)
-    # batch size 32 is the file's own
-    assert not found.stopped and len(here) == len(set(here)) == 2 + 4 + 2 + 2
-    assert [t.setting for t in found.trials] == [
-        {"params.lr": 0.0001},
-        {"params.lr": 0.05},
-        {"params.lr": 0.05, "params.batch_size": 16},
-        {"params.lr": 0.05, "params.batch_size": 32},
+    assert not found.stopped and len(here) == len(set(here)) == 10
+    assert settings(found) == [
+        {"params.lr": rate, "params.batch_size": size}
+        for rate in (0.0001, 0.05)
+        for size in (16, 32)
     ]
     best = found.ranked[0]
-    assert best.setting["params.lr"] == 0.05 and len(found.ranked) == 4
-    by_hand = [value_of(read_run(folder), RunMetric(GLOBAL)) for folder in best.folders.values()]
+    assert best.setting["params.lr"] == 0.05 and len(found.ranked) == 5
+    by_hand = [value_of(read_run(job.folder), RunMetric(GLOBAL)) for job in best.jobs]
     assert best.mean == pytest.approx(sum(by_hand) / 2) and best.mean == max(
         t.mean for t in found.trials
     )
-    assert found.confirmed is not None and [*found.confirmed[0].values] == [7]
-
-    def tested_on(trials: Sequence[Trial]) -> set[tuple[float, str]]:
-        results = [
-            json.loads((at / "result.json").read_text())
-            for t in trials
-            for at in t.folders.values()
-        ]
-        return {(result["validation"], result["test_sha256"]) for result in results}
-
-    searched, confirmed = tested_on([found.own, *found.trials]), tested_on(found.confirmed)
-    assert {share for share, _ in searched} == {0.25} and {share for share, _ in confirmed} == {0.0}
-    assert len(searched) == 2 and not searched & confirmed  # one set of rows for each seed
-
-    page.write(found, out)
-    text = (out / "table.md").read_text()
-    assert "same test rows" not in text
-    assert (
-        "by accuracy on validation rows" in text and "on the same validation rows and seeds" in text
-    )
-    assert (
-        "optimistic" in text
-        and "which the search did not see" in text
-        and "Report the values" in text
-    )
-    html = (out / "index.html").read_text()
-    assert "How fast?" in html and html.count("<figure") == 2
+    results = [
+        json.loads((job.folder / "result.json").read_text()) for t in found.trials for job in t.jobs
+    ]
+    assert {result["validation"] for result in results} == {0.25}
+    found.write(out)
     rows = [*csv.DictReader((out / "trials.csv").read_text().splitlines())]
-    assert len(rows) == 2 + 4 * 2 + 2 and {row["purpose"] for row in rows} == {"search", "confirm"}
+    assert len(rows) == 5 * 2 and [row["trial"] for row in rows[::2]] == ["own", *"0123"]
     assert all((out / row["folder"] / "result.json").is_file() for row in rows)
-    pair = page.pairs(found)[-1]
-    assert pair.on == "confirming"
-    first, own = found.confirmed
-    assert pair.mean == pytest.approx(first.mean - own.mean) and pair.ends is None
     again = read_run_file(str(out / "best.toml")).run
-    assert (
-        again.params["lr"] == 0.05 and tomllib.loads((out / "best.toml").read_text())["seed"] == 0
-    )
-
-    for trial in (best, *found.confirmed):
-        for folder in trial.folders.values():  # as of a data set with test rows of its own
-            result = json.loads((folder / "result.json").read_text())
-            (folder / "result.json").write_text(json.dumps({**result, "test_sha256": "0"}))
-    page.write(found, out)
-    assert "They use the same test rows" in (out / "table.md").read_text()
+    assert again.params["lr"] == 0.05 and again.data.validation == 0 and again.seed == 0
 
 
 def test_a_metric_that_no_run_has_and_runs_that_fail(
@@ -385,10 +415,12 @@ def test_a_metric_that_no_run_has_and_runs_that_fail(
     assert {t.setting.get("method", "") for t in found.ranked} == {"fedmd", ""} and found.failed[
         0
     ].reason == "on purpose"
-    page.write(found, tmp_path / "b")
-    assert "on purpose" in (tmp_path / "b" / "table.md").read_text()
-    with pytest.raises(EngineError, match="no trial has a valid result"):
-        run_sweep(asked('over.method = ["local"]'), tmp_path / "c")
+    states = [trial.state.name for trial in _study(sweep, tmp_path / "b").trials]
+    assert states == ["RUNNING", "COMPLETE"]  # the next command tries it again
+    found.trials = found.trials[1:2]
+    found.write(tmp_path / "b")
+    (row,) = csv.DictReader((tmp_path / "b" / "trials.csv").read_text().splitlines())
+    assert row["state"] == "failed" and not (tmp_path / "b" / "best.toml").exists()
 
 
 def test_data_are_got_for_what_is_to_do_alone(
@@ -401,76 +433,22 @@ def test_data_are_got_for_what_is_to_do_alone(
     run_sweep(sweep, tmp_path, stop=lambda: True)
     assert got == []
     run_sweep(sweep, tmp_path)
-    assert got == [1, 1]
     run_sweep(sweep, tmp_path)
-    assert got == [1, 1, 0, 0] and len(here) == 2
+    assert got == [2, 0] and len(here) == 2
 
 
-def made(sweep: Sweep, folder: Path, values: Sequence[float]) -> SweepResults:
-    """A sweep over one grid that came to these values; the file's own to the last."""
-    (batch,) = course(sweep, lambda _: 0.0)
-    trials = [
-        Trial(n, 0, setting, {0: folder / "runs" / str(n)}, {0: value})
-        for n, (setting, value) in enumerate(zip(batch, values, strict=False), 1)
-    ]
-    own = Trial(0, 0, {}, {0: folder / "runs" / "0"}, {0: values[-1]})
-    ended = {
-        at: Ended(Job(sweep.own(), at), "finished")
-        for t in (own, *trials)
-        for at in t.folders.values()
-    }
-    return SweepResults(sweep, own, trials, ended=ended)
-
-
-def test_a_loss_is_less_and_has_no_percent_in_words_and_figures(
-    asked: Callable[..., Sweep], tmp_path: Path
+def test_values_have_the_unit_of_the_metric(
+    asked: Callable[..., Sweep], valued: Callable[..., list[Path]], tmp_path: Path
 ) -> None:
-    found = made(asked(GRID, "sweep.metric=loss mean"), tmp_path, [0.25, 0.5, 1.5, 0.75, 2.0])
-    assert found.ranked[0].number == 1 and found.sweep.config.unit.name == ""
-    assert page.worth(found, found.ranked[0]) == "0.250"
-    by_rate, by_tau = pictures(found)[0].figures
-    assert "best with 0.001 0.250 and 0.05 0.750" in by_rate.svg
-    assert "best with 1 0.250 and 3 0.500" in by_tau.svg
-    more = made(asked(GRID), tmp_path, [0.25, 0.5, 0.5, 0.75, 0.1])
-    assert page.worth(more, more.ranked[0]) == f"75.0{NBSP}%"
-    assert "best with 0.001 50.0" in pictures(more)[0].figures[0].svg
-
-
-def test_a_page_of_another_sweep_in_the_folder_is_gone(
-    asked: Callable[..., Sweep], tmp_path: Path
-) -> None:
-    out = tmp_path / "my sweeps" / "x"
-    found = made(asked(GRID), out, [0.25, 0.5, 0.5, 0.75, 0.1])
-    page.write(found, out)
-    assert (
-        f"    fedloom run '{out}/best.toml'\n" in (out / "table.md").read_text()
-        and (out / "best.toml").is_file()
-    )
-    with (out / "table.md").open() as text, (out / "index.html").open() as html:
-        page.write(made(asked(GRID), out, [math.nan] * 5), out)
-        # who reads has it whole
-        assert "No setting" not in text.read() and "No setting" not in html.read()
-    assert (
-        "No setting is finished" in (out / "table.md").read_text()
-        and not (out / "best.toml").exists()
-    )
-
-
-def test_what_people_call_things_is_no_markup(
-    asked: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        sys.modules[__name__], "RUN", RUN.replace("How fast?", "<script>alert(1)</script> *now*")
-    )
-    out = tmp_path / "x"
-    page.write(made(asked(GRID, "sweep.metric=a <b>|c"), out, [0.25, 0.5, 0.5, 0.75, 0.1]), out)
-    text = (out / "table.md").read_text()
-    assert text.startswith("# \\<script\\>alert(1)\\</script\\> \\*now\\*\n")
-    assert not re.search(r"(?<!\\)[<*]", text) and re.search(r"(?<!\\)\|c", text) is None
-    assert (
-        "\n| Setting | params.lr | params.tau | A \\<b\\>\\|c | Seed 0 |\n| --- | --- | --- | --: |"
-        in text
-    )
+    valued(lambda run: 0.25 if run.seed else 0.75)
+    for name, worth in (
+        ("loss mean", "0.500 ± 0.354"),
+        ("best accuracy", "50.0 % ± 35.4"),
+        ("rounds until best", "0.500 ± 0.354"),
+        ("bytes until best", "0 B"),
+    ):
+        found = run_sweep(asked(GRID, f"sweep.metric={name}", seeds=[0, 1]), tmp_path)
+        assert found.worth(found.trials[0]) == worth.replace(" ", NBSP)
 
 
 def test_two_who_write_one_file_take_turns(tmp_path: Path) -> None:
@@ -512,32 +490,31 @@ def test_how_a_command_ends(states: list[tuple[Any, str]], words: str, status: i
 @pytest.mark.parametrize(
     ("better", "values", "best"),
     [
-        ("higher", {0: 2.0, 1: math.inf, 2: 2.0, 3: 1.0}, 0),
-        ("lower", {0: 2.0, 1: math.nan, 2: -math.inf, 3: 1.0}, 3),
-        ("lower", {0: 1.0, 1: 2.0, 2: 1.0, 3: 3.0}, 0),
+        ("higher", [2.0, math.inf, 2.0, 1.0], OWN),
+        ("lower", [2.0, math.nan, -math.inf, 1.0], 2),
+        ("lower", [1.0, 2.0, 1.0, 3.0], OWN),
     ],
 )
 def test_the_files_own_setting_competes_and_what_is_not_finite_never_wins(
-    asked: Callable[..., Sweep], tmp_path: Path, better: str, values: dict[int, float], best: int
+    asked: Callable[..., Sweep], tmp_path: Path, better: str, values: list[float], best: int
 ) -> None:
     sweep = asked(GRID, f"sweep.better={better}")
-    own, *trials = (
-        Trial(
-            n,
-            0,
-            {"params.tau": n} if n else {},
-            {0: tmp_path / str(n)},
-            {0: value} if value == value else {},
-        )
-        for n, value in values.items()
-    )
-    found = SweepResults(sweep, own, trials)
+    trials = [
+        Trial(n, {}, [Job(sweep.own(), tmp_path / str(n))], {0: value})
+        for n, value in enumerate(values, OWN)
+    ]
+    found = SweepResults(sweep, trials)
     assert found.ranked[0].number == best and all(math.isfinite(t.mean) for t in found.ranked)
-    assert (
-        "that is the file's own setting, and none that was tried is better" in page.lead(found)
-    ) == (best == 0)
-    pairs = [(pair.first, pair.other) for pair in page.pairs(found)]
-    assert len(pairs) == len({*pairs})
+
+
+def test_without_a_finite_value_there_is_no_best(
+    asked: Callable[..., Sweep], valued: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    valued(lambda run: math.nan)
+    sweep = asked(GRID)
+    with pytest.raises(EngineError, match="no trial has a valid result"):
+        run_sweep(sweep, tmp_path)
+    assert {trial.state.name for trial in _study(sweep, tmp_path).trials} == {"FAIL"}
 
 
 def test_how_far_the_whole_is(
@@ -548,17 +525,19 @@ def test_how_far_the_whole_is(
     def run_all(
         jobs: Sequence[Job], *, progress: Callable[[Standing], None], **_: Any
     ) -> list[Ended]:
-        for i, job in enumerate(jobs, 1):
-            execute(job.run, job.folder)
+        for i in range(1, len(jobs) + 1):
             progress(Standing(len(jobs), i, 0, 0, left=1.0))
         return [Ended(job, "finished") for job in jobs]
 
     monkeypatch.setattr("fedloom.sweep.run.run_all", run_all)
-    run_sweep(asked('over."params.batch_size" = [8, 16]'), tmp_path / "out", progress=told.append)
+    monkeypatch.setattr("fedloom.sweep.run._value", lambda *_: 0.5)
+    text = 'search = "tpe"\ntrials = 3\ntogether = 2\nover."params.lr" = { low = 0.1, high = 0.2 }'
+    run_sweep(asked(text), tmp_path / "out", progress=told.append)
     assert [(one.done, one.of, one.left) for one in told] == [
-        (1, 3, None),
-        (2, 3, 1.0),
-        (3, 3, 1.0),
+        (1, 4, None),
+        (2, 4, None),
+        (3, 4, None),
+        (4, 4, 1.0),
     ]
 
 
@@ -578,15 +557,12 @@ def test_the_command(
         return capsys.readouterr().out
 
     plan = call("--plan")
-    assert "3 runs at most, in sweeps/mine" in plan and not (tmp_path / "sweeps").exists()
+    assert "3 runs at most" in plan and "in sweeps/mine" in plan
+    assert not (tmp_path / "sweeps").exists()
     first = call("--workers", "1")
-    assert "page  sweeps/mine/index.html" in first and "params.lr = 0.05" in first
+    assert "best  sweeps/mine/best.toml" in first and "trial 1  " in first
     # 0.001 is FedAL's own rate: one run serves both
     assert len([*(tmp_path / "sweeps" / "mine" / "runs").iterdir()]) == 2
-    assert "finished" not in call("--plan")  # nothing is left
-    # the file's own
-    assert "1 finished; left at most" in call("--plan", "-s", "sweep.over={'params.tau' = [3]}")
-    assert "0 finished; left at most" in call("--plan", "-s", "rounds=2")
     run = next((tmp_path / "sweeps" / "mine" / "runs").iterdir())
     (run / "result.json").unlink()
     with (run / ".lock").open("a") as file:

@@ -16,15 +16,14 @@ from fedloom.cli.options import (
     plain_table,
     written,
 )
-from fedloom.core.errors import FedloomError
 from fedloom.core.paths import refuse_file
 
 if TYPE_CHECKING:
     from fedloom.sweep.config import Sweep
     from fedloom.sweep.run import SweepResults
 
-BEST = 10
-"""Number of settings shown in the terminal; the page shows all."""
+SHOWN = 10
+"""Number of settings shown in the terminal; trials.csv has all."""
 
 
 def sweep(
@@ -48,8 +47,7 @@ def sweep(
     trust: Trust = None,
     plan_only: PlanOnly = False,
 ) -> None:
-    """Search for the settings of a run: a grid, several grids one after the other, random draws, or
-    Optuna's TPE.
+    """Search for the settings of a run with Optuna: a grid, random draws, or TPE.
 
     [bold]fedloom sweep my.toml --plan[/]
 
@@ -59,11 +57,10 @@ def sweep(
     [bold]fedloom sweep my.toml --seeds 0-2 -s sweep.search=tpe -s sweep.trials=40[/]
 
     Settings are compared on validation rows, a quarter of the training rows, so that none is chosen
-    by test rows; with confirm = \\[10, 11] in \\[sweep] the best one is then trained on all
-    training rows and tested.
+    by test rows.
 
-    Each run has a folder in OUT/runs. The page is OUT/index.html, with Markdown and CSV beside it;
-    OUT/best.toml is the config of the best setting, for fedloom run.
+    Each run has a folder in OUT/runs. OUT/best.toml is the config of the best setting, for fedloom
+    run; OUT/trials.csv has all trials, and OUT/study.log is Optuna's study, for optuna-dashboard.
 
     After a Ctrl-C, a kill or a failure, repeat the command: finished runs are not repeated.
 
@@ -84,7 +81,6 @@ def sweep(
         return
     from fedloom.api import execute
     from fedloom.report.track.background import tracking
-    from fedloom.sweep.page import write
     from fedloom.sweep.run import run_sweep
 
     with (
@@ -95,8 +91,8 @@ def sweep(
         found = run_sweep(
             searched, folder, workers=workers, progress=many.show, stop=stop, execute=execute
         )
-    page = write(found, folder)
-    _show(found, page)
+    found.write(folder)
+    _show(found, folder)
     exit_after(found.ended.values())
 
 
@@ -105,74 +101,61 @@ def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
     from fedloom.experiment.pool.pool import usual_workers
     from fedloom.experiment.run.lockstep import MOST, advice
     from fedloom.sweep.config import Range, value_text
-    from fedloom.sweep.run import planned, run_sweep
-    from fedloom.sweep.search import proposals
+    from fedloom.sweep.run import planned
 
     config = sweep.config
     table = plain_table("setting", "values")
-    for number, over in enumerate(config.over):
-        for key, values in over.items():
-            if isinstance(values, Range):
-                kind = "integers " * values.int + "on a logarithmic scale" * values.log
-                text = f"{value_text(values.low)} to {value_text(values.high)} {kind}".strip()
-            else:
-                text = ", ".join(map(value_text, values))
-            table.add_row(escape(key), escape(text), style="dim" if number % 2 else None)
+    for key, values in config.over.items():
+        if isinstance(values, Range):
+            kind = "integers " * values.int + "on a logarithmic scale" * values.log
+            text = f"{value_text(values.low)} to {value_text(values.high)} {kind}".strip()
+        else:
+            text = ", ".join(map(value_text, values))
+        table.add_row(escape(key), escape(text))
     out.print(table)
-    trials = " + ".join(str(config.trials_of(over)) for over in config.over)
-    confirm = (
-        f", then the best and the file's own on {len(config.confirm)} more"
-        if config.confirm
-        else ""
-    )
-    out.print(
-        f"{config.search}: {trials} settings and the file's own, on {len(config.seeds)} "
-        f"seed{'s' * (len(config.seeds) > 1)}{confirm}: {planned(sweep)} runs at most, in {folder}",
-        soft_wrap=True,
-    )
-    share = (
-        f" ({config.validation:.0%} of the training rows)"
+    most, parallel = planned(sweep), min(workers or usual_workers([sweep.own()]), planned(sweep))
+    rows = (
+        f"validation rows ({config.validation:.0%} of the training rows)"
         if config.validation
-        else " on the test rows"
+        else "the test rows"
     )
+    seeds = f"{len(config.seeds)} seed{'s' * (len(config.seeds) > 1)}"
     better = "lower" if config.less else "higher"
-    out.print(f"ranked by {escape(config.ranked_by)}{share}: {better} is better", soft_wrap=True)
-    # stopped before it starts: counts the finished runs of this sweep, whatever else the folder
-    # holds
-    finished = run_sweep(sweep, folder, stop=lambda: True) if (folder / "runs").is_dir() else None
-    if finished is not None and not finished.stopped:
-        return
-    done = 0 if finished is None else sum(one.state == "kept" for one in finished.ended.values())
-    try:
-        first = [
-            sweep.run(setting, seed)
-            for setting in next(proposals(config, 0))[:MOST]
-            for seed in config.seeds
-        ]
-    except FedloomError:  # the run will report the error
-        return
-    left = planned(sweep) - done
-    parallel = min(workers or usual_workers([sweep.own()]), left)
-    if text := advice(first, parallel):
-        out.print(text, soft_wrap=True)
-    out.print(f"{done} finished; left at most: {left} runs, {parallel} at a time", soft_wrap=True)
+    lines = [
+        f"{config.search}: {config.number} settings and the file's own, on {seeds}: {most} runs at "
+        f"most, {parallel} at a time, in {folder}",
+        f"ranked by {escape(config.metric)} on {rows}: {better} is better",
+        advice(
+            [sweep.run(one, seed) for one in sweep.samples()[:MOST] for seed in config.seeds],
+            parallel,
+        ),
+    ]
+    for line in filter(None, lines):
+        out.print(line, soft_wrap=True)
 
 
-def _show(found: "SweepResults", page: Path) -> None:
+def _show(found: "SweepResults", folder: Path) -> None:
+    """Print the best settings, what the values are worth, and the files."""
     from fedloom.sweep.config import value_text
-    from fedloom.sweep.page import lead, warning, worth
+    from fedloom.sweep.run import BEST, OWN
 
-    config = found.sweep.config
-    table = plain_table("", *map(escape, config.keys), numbers=(escape(config.metric),))
-    for trial in found.ranked[:BEST]:
-        settings = [
-            value_text(trial.setting[key]) if key in trial.setting else "" for key in config.keys
-        ]
-        table.add_row(trial.name, *map(escape, settings), worth(found, trial))
-    if found.ranked:
-        if all(trial.folders != found.own.folders for trial in found.ranked[:BEST]):
-            table.add_row(found.own.name, *[""] * len(config.keys), worth(found, found.own))
+    config, ranked = found.sweep.config, found.ranked
+    table = plain_table("", *map(escape, config.over), numbers=(escape(config.metric),))
+    own = [trial for trial in ranked[SHOWN:] if trial.number == OWN]
+    for trial in [*ranked[:SHOWN], *own]:
+        name = "the file's own" if trial.number == OWN else f"trial {trial.number}"
+        setting = [value_text(trial.setting.get(key, "")) for key in config.over]
+        table.add_row(name, *map(escape, setting), found.worth(trial))
+    if ranked:
         out.print(table)
-    out.print(escape(lead(found)), soft_wrap=True)
-    out.print(escape(warning(found)), soft_wrap=True)
-    written("page", page)
+        rows = "validation rows" if config.validation else "test rows"
+        out.print(
+            f"Values are means over {len(config.seeds)} seed{'s' * (len(config.seeds) > 1)}, on "
+            f"{rows}. The first is optimistic, as it was chosen by them: run {BEST} with other "
+            "seeds to report a value.",
+            soft_wrap=True,
+        )
+        written("best", folder / BEST)
+    if found.failed:
+        out.print(f"{len(found.failed)} runs failed. Repeat the command to try them again.")
+    written("trials", folder / "trials.csv")

@@ -81,6 +81,7 @@ REMOVED: Final[Mapping[str, str]] = {
         NO_RELAY,
     ),
     "--port": "give --address HOST:PORT of the coordinator",
+    "sweep.confirm": "run the sweep's best.toml with further seeds, -s seed=10",
 }
 """The replacement of each removed setting and option, as an instruction."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import combinations, product
+from itertools import permutations, product
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -25,16 +25,12 @@ from fedloom.experiment.config.overrides import merged
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import check, read_values
 from fedloom.experiment.run.metrics import MAIN, MAIN_MODE
-from fedloom.report.metrics import RunMetric, Unit
+from fedloom.report.metrics import RunMetric
 
 SettingValues: TypeAlias = dict[str, Any]
 """Values by dotted keys, such as `params.lr`."""
 CHECKED = 2000
-"""Maximum number of combinations checked in advance; above it, only those within each table are
-checked.
-"""
-SHOWN = 20
-"""Maximum number of invalid combinations listed."""
+"""Maximum number of combinations that are checked in advance; of more, each value is, once."""
 
 
 class _SweepModel(BaseModel):
@@ -42,7 +38,7 @@ class _SweepModel(BaseModel):
 
 
 class Range(_SweepModel):
-    """An interval, for random and tpe."""
+    """An interval, for `random` and `tpe`."""
 
     low: float = Field(allow_inf_nan=False)
     high: float = Field(allow_inf_nan=False)
@@ -84,15 +80,13 @@ class SweepConfig(_SweepModel):
     """`[sweep]`."""
 
     search: Literal["grid", "random", "tpe"] = "grid"
-    """`grid`: all combinations. `random`: random search. `tpe`: Optuna's tree-structured Parzen
-    estimator.
+    """`grid`: all combinations of listed values. `random`: Optuna's `RandomSampler`. `tpe`: its
+    `TPESampler`, a tree-structured Parzen estimator.
     """
-    over: list[Over] = Field(min_length=1)
-    """Varied settings. Several tables are searched in sequence, each with the best values of the
-    earlier ones.
-    """
+    over: Over = Field(min_length=1)
+    """Varied settings, each with its values or an interval."""
     trials: int | None = Field(None, ge=1)
-    """random and tpe: number of trials per table; None for 20."""
+    """random and tpe: number of trials; None for 20."""
     together: int = Field(4, ge=1)
     """tpe: number of trials proposed at a time, which can run in parallel; more make the search
     less informed.
@@ -113,18 +107,18 @@ class SweepConfig(_SweepModel):
     validation: float = Field(0.25, ge=0, lt=1)
     """Share of the training rows on which settings are compared; 0 compares them on the test rows.
     """
-    confirm: tuple[int, ...] = ()
-    """Further seeds, to run the best and the file's own setting with at the end, on all training
-    rows and the test rows.
-    """
 
     @field_validator("over", mode="before")
     @classmethod
-    def _tables(cls, over: Any) -> Any:
-        tables = over if isinstance(over, list) else [over]
-        return [_flat(one) if isinstance(one, Mapping) else one for one in tables]
+    def _dotted(cls, over: Any) -> Any:
+        if isinstance(over, list):
+            raise ValueError(
+                "must be one table, [sweep.over], not a list of tables. For a second stage, "
+                "sweep the best.toml of the first."
+            )
+        return _flat(over) if isinstance(over, Mapping) else over
 
-    @field_validator("seeds", "confirm")
+    @field_validator("seeds")
     @classmethod
     def _once(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
         if twice := sorted({s for s in seeds if seeds.count(s) > 1}):
@@ -133,20 +127,14 @@ class SweepConfig(_SweepModel):
 
     @model_validator(mode="after")
     def _belongs(self) -> "SweepConfig":
-        keys = [key for over in self.over for key in over]
-        if not all(self.over):
-            raise ValueError("over has an empty table. List settings to vary, or remove it.")
-        if twice := sorted({k for k in keys if keys.count(k) > 1}):
-            raise ValueError(f"over lists {twice[0]} in two tables. Keep one.")
-        if {"rounds", "iterations"} <= {*keys}:
+        if {"rounds", "iterations"} <= self.over.keys():
             raise ValueError("over lists both rounds and iterations. Keep one.")
-        for key, inner in product(keys, keys):
+        for key, inner in permutations(self.over, 2):
             if inner.startswith(f"{key}."):
                 raise ValueError(f"over lists {key} and {inner}, which is part of it. Keep one.")
-        for key in keys:
-            if key.partition(".")[0] in NOT_VARIED:
-                raise ValueError(f"over cannot vary {key}: {NOT_VARIED[key.partition('.')[0]]}")
-        for key, values in ((key, values) for over in self.over for key, values in over.items()):
+        for key, values in self.over.items():
+            if why := NOT_VARIED.get(key.partition(".")[0]):
+                raise ValueError(f"over cannot vary {key}: {why}")
             if isinstance(values, Range):
                 if self.search == "grid":
                     raise ValueError(
@@ -161,8 +149,6 @@ class SweepConfig(_SweepModel):
             raise ValueError(
                 "trials is valid for random and tpe only; a grid runs all combinations. Remove it."
             )
-        if both := sorted({*self.seeds} & {*self.confirm}):
-            raise ValueError(f"confirm must not share seeds with seeds, but both list {both[0]}")
         return self
 
     @property
@@ -176,28 +162,11 @@ class SweepConfig(_SweepModel):
         return self.ranked.lower if self.better is None else self.better == "lower"
 
     @property
-    def unit(self) -> Unit:
-        """The unit of the metric."""
-        name = self.ranked.cost or self.ranked.metric.name
-        if name.startswith("bytes"):
-            return Unit("MB")
-        return Unit("%" if "accuracy" in name or name.endswith("recall") else "")
-
-    @property
-    def ranked_by(self) -> str:
-        """`accuracy on validation rows`."""
-        return f"{self.metric} on validation rows" if self.validation else self.metric
-
-    @property
-    def keys(self) -> list[str]:
-        """All varied settings, in order."""
-        return [key for over in self.over for key in over]
-
-    def trials_of(self, over: Over) -> int:
-        """The number of trials of a table."""
+    def number(self) -> int:
+        """The number of trials."""
         if self.search != "grid":
             return self.trials or 20
-        return prod(len(values) for values in over.values() if isinstance(values, list))
+        return prod(len(values) for values in self.over.values() if isinstance(values, list))
 
 
 NOT_VARIED = {
@@ -220,7 +189,6 @@ class Sweep:
     """
 
     name: str
-    title: str
     values: Mapping[str, Any]
     config: SweepConfig
 
@@ -241,10 +209,18 @@ class Sweep:
         """The run with the file's own setting."""
         return self.run({}, self.config.seeds[0])
 
-    @property
-    def moves_data(self) -> list[str]:
-        """Varied settings that change the data, so that runs of one seed have different rows."""
-        return [key for key in self.config.keys if key.partition(".")[0] in ("data", "columns")]
+    def samples(self) -> list[SettingValues]:
+        """The combinations of a grid, and of the ends and a value between of each interval. If
+        they are too many, so few that each value is in one.
+        """
+        over = self.config.over
+        values = [one.samples() if isinstance(one, Range) else one for one in over.values()]
+        if prod(map(len, values)) <= CHECKED:
+            return [dict(zip(over, each, strict=True)) for each in product(*values)]
+        return [
+            {key: one[n % len(one)] for key, one in zip(over, values, strict=True)}
+            for n in range(max(map(len, values)))
+        ]
 
 
 def read(
@@ -273,7 +249,7 @@ def read(
             f"{source} has no table [sweep]. Add one that lists the settings to vary (see "
             "docs/sweep.md)."
         )
-    given, title = values.pop("sweep"), str(values.pop("title", ""))
+    given, _ = values.pop("sweep"), values.pop("title", "")
     if seeds is not None and isinstance(given, dict):
         given = {**given, "seeds": list(seeds)}
     try:
@@ -282,22 +258,20 @@ def read(
         raise ConfigError(
             "\n".join(_plain(p) for p in problems(error, SweepConfig, "sweep"))
         ) from None
-    found = Sweep("sweep" if source == "-" else Path(source).stem, title, values, config)
+    found = Sweep("sweep" if source == "-" else Path(source).stem, values, config)
     if isinstance(given, Mapping) and "metric" not in given:
-        main = _main_metric(found.own(), moves={*config.keys} & {"method", "params.adapt_steps"})
+        main = _main_metric(
+            found.own(), moves=config.over.keys() & {"method", "params.adapt_steps"}
+        )
         found = replace(found, config=config.model_copy(update={"metric": main}))
-        config = found.config
-    if found.own().data.validation or "data.validation" in config.keys:
+    if found.own().data.validation or "data.validation" in config.over:
         raise ConfigError(
             "data.validation is set by the sweep itself: set validation in [sweep] in its place"
         )
-    if config.search != "grid" and find_spec("optuna") is None:
-        raise ConfigError(
-            f"sweep.search: {config.search} needs Optuna. Install it: pip install -e '.[sweep]'"
-        )
+    if find_spec("optuna") is None:
+        raise ConfigError('a sweep needs Optuna. Install it: pip install "fedloom[sweep]"')
     if wrong := [*_invalid(found)]:
-        more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
-        raise ConfigError("\n".join([*wrong[:SHOWN], *more]))
+        raise ConfigError("\n".join(wrong))
     return found
 
 
@@ -360,40 +334,14 @@ def _plain(problem: str) -> str:
 
 
 def _invalid(sweep: Sweep) -> Iterator[str]:
-    """Invalid values or combinations of values, each with the reason."""
-    tables = [
-        {key: one.samples() if isinstance(one, Range) else one for key, one in over.items()}
-        for over in sweep.config.over
-    ]
-    together = {key: values for each in tables for key, values in each.items()}
-    if prod(map(len, together.values())) <= CHECKED:
-        tables = [together]
-    for values in tables:
-        wrong: dict[str, list[tuple[int, ...]]] = {}
-        for places in product(*(range(len(each)) for each in values.values())):
-            try:
-                sweep.run(
-                    {key: values[key][at] for key, at in zip(values, places, strict=True)},
-                    sweep.config.seeds[0],
-                )
-            except ConfigError as error:
-                for line in str(error).splitlines():
-                    wrong.setdefault(line, []).append(places)
-        for line, places_of in wrong.items():
-            for setting in _fewest(values, places_of):
-                yield f"{setting_text(setting)}: {line}"
-
-
-def _fewest(
-    values: Mapping[str, Sequence[Any]], wrong: Sequence[tuple[int, ...]]
-) -> Iterator[SettingValues]:
-    """The smallest sets of values that describe exactly the invalid combinations."""
-    keys = [*values]
-    for size in range(1, len(keys) + 1):
-        for of in combinations(range(len(keys)), size):
-            found = dict.fromkeys(tuple(places[i] for i in of) for places in wrong)
-            others = prod(len(values[keys[i]]) for i in range(len(keys)) if i not in of)
-            if len(found) * others == len(wrong):
-                for places in found:
-                    yield {keys[i]: values[keys[i]][at] for i, at in zip(of, places, strict=True)}
-                return
+    """Each error of a combination of values, with the first combination that has it."""
+    wrong: dict[str, list[SettingValues]] = {}
+    for setting in sweep.samples():
+        try:
+            sweep.run(setting, sweep.config.seeds[0])
+        except ConfigError as error:
+            for line in str(error).splitlines():
+                wrong.setdefault(line, []).append(setting)
+    for line, settings in wrong.items():
+        more = f" (and with {len(settings) - 1} more)" if settings[1:] else ""
+        yield f"{setting_text(settings[0])}: {line}{more}"

@@ -28,12 +28,6 @@ def absent(runs: Mapping[str, RunConfig]) -> list[tuple[str, str | None]]:
     return [(name, root) for name, root in sets if name in SOURCES and not is_local(name, root)]
 
 
-def unlisted(runs: Mapping[str, RunConfig]) -> list[str]:
-    """The manifests of runs that do not exist."""
-    named = {run.columns.manifest for run in runs.values() if run.columns.manifest}
-    return sorted(path for path in named if not Path(path).exists())
-
-
 def fetch(sets: Sequence[tuple[str, str | None]]) -> None:
     """Fetch data sets once, before many processes read them.
 
