@@ -323,24 +323,34 @@ def _curve(runs: Sequence[Run], number: int, metric: Metric, score: Score) -> Li
 
 
 def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> PageSection:
-    """All runs, linked to their reports."""
+    """All runs, linked to their reports: name, seed, metrics, failures, and a hash of all states.
+
+    Metrics are the scores of a joint prediction; or for clients the mean of the main accuracy with
+    its s.d. over clients, the means of the others, and how far clients agree. A row has its values
+    in the order of `names`.
+    """
+    # the columns of metrics: any that at least one run has
     if found.joint:
         names = [name for name in SCORES if any(name in run.summary.scores for run in runs)]
         columns, caption = [SCORES[name].title for name in names], "Scores of each run"
     else:
-        every = dict.fromkeys(
+        every = dict.fromkeys(  # each metric once, in the order in which runs have them
             m
             for run in runs
             for m in shown_metrics(run.summary.accuracies, bool(run.summary.unseen))
         )
+        # on test rows and on own rows come first: their titles are short, and `describe` names the
+        # others by mode and clients
         main, own = found.on_test, found.on_own
         names = [main, own, *(metric for metric in every if metric not in (main, own))]
         prepared = [fmt.capital(runs[0].summary.describe(metric)) for metric in names[2:]]
         title = fmt.capital(main.noun)
         columns = [title, f"On {found.mine}", *prepared, "Agreement"]
         caption = f"{title} ± s.d. over clients"
+
     rows = []
     for run in runs:
+        # a link from the folder of this page; none before the run's report is written
         s, target = run.summary, run.folder / "report.html"
         href = quote(Path(os.path.relpath(target, folder)).as_posix()) if target.is_file() else ""
         if found.joint:
@@ -354,6 +364,7 @@ def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> PageSection:
                 NONE if one is None else fmt.metric(one.mean, s.on_test.share) for one in further
             ]
             values += [NONE if s.agreement is None else fmt.percent(s.agreement)]
+        # the beginning of the hash tells runs apart; the whole is shown under the pointer
         state = PageCell((s.state_sha256 or NONE)[:12], s.state_sha256 or "")
         rows.append(
             cells(PageCell(s.name, href=href), str(s.seed), *values, fmt.whole(s.failures), state)

@@ -265,37 +265,50 @@ def dots(
     With one or two series, the values of the first are printed beside the rows. With more than
     `ROWS` names, names become ranks on the x axis. `joined` connects the first two series in each
     row.
+
+    Values are on the x axis, and row i, from the top, is at y = i.
     """
+    # too many rows to name: the same dots over the rank; dash=None draws no line between them
     if len(names) > ROWS:
         ranks = np.arange(1.0, len(names) + 1)
         lines = [Line(s.label, ranks, s.values, replace(s.style, dash=None)) for s in series]
         return chart(slug, alt, lines, across="clients by rank", width=width, joined=joined)
+
+    # the canvas: room for the names at the left and for printed values at the right, in pixels
     labels = [fmt.shortened(name, 20 if width == "small" else 30) for name in names]
     beside = len(series) < 3
     sides = {
+        # 6.3 pixels for a character of the names' size
         "left": 24 + 6.3 * max(map(len, labels), default=0),
         "right": 54 if beside else 24,
         "top": 6,
         "bottom": 32,
     }
     figure, axes = canvas(WIDTHS[width], 38 + (26 if beside else 30) * len(names), **sides)
+
+    # the dots: series are a little apart within a row, from -reach to reach
     rows = np.arange(len(names))
     reach = 0.0 if beside else 0.28  # so that dots do not overlap
     for s, shift in zip(series, np.linspace(-reach, reach, len(series)), strict=True):
-        style = replace(s.style, dash=None).options(8)
+        style = replace(s.style, dash=None).options(8)  # no line between rows
+        # filled dots are drawn above hollow ones and bars
         axes.plot(s.values, rows + shift, zorder=4 if s.style.filled else 3, **style)
         if s.spread is not None:
             ends = s.values - s.spread, s.values + s.spread
             axes.hlines(rows + shift, *ends, color=s.style.color, linewidth=1.6, zorder=3)
     if joined:
         axes.hlines(rows, series[0].values, series[1].values, color=SOFT, linewidth=1.2, zorder=2)
+    # the first series' values, which end 48 pixels to the right of the axes
     for row, value in zip(rows, series[0].values, strict=True):
         if beside and np.isfinite(value):
             text = f"{100 * value:.1f}" if form is share else form(value)
             note(axes, (1, row), ("axes fraction", "data"), (48, 0), text, "right")
+
+    # the axes: y from large to small puts row 0 at the top, with the same room above and below
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_yticks(rows, labels, color=INK, fontsize=TEXT - 1)
     axes.tick_params(axis="y", pad=12)
+    # limits at whole tens of percent that hold all dots and bars; others as matplotlib chooses
     if form is share:
         reached = [s.values for s in series]
         reached += [
@@ -304,6 +317,9 @@ def dots(
         axes.set_xlim(*tens(np.concatenate(reached)))
     _ticks(axes.xaxis, form)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
+
+    # What is shown under the pointer: for each row its place in the picture, its name in full, and
+    # (number of a series, its value as text) for the series that have one.
     texts = [
         [
             (i, fmt.percent(v) if form is share else form(v))

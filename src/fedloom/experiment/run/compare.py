@@ -1,4 +1,13 @@
-"""Compares several methods and seeds on identical splits, by paired differences."""
+"""Compares several methods and seeds on identical splits, by paired differences.
+
+`execute_all` executes the runs of an experiment, and `compare` makes their summaries one
+`Comparison`, the content of `comparison.json`. For runs that finished apart,
+`fedloom.report.gather` calls `compare` alone.
+
+Runs are grouped by their name, which is the method's unless the user gave another: one group for
+each line of the results, with a run for each seed. Runs of one seed have the same data, split and
+clients, so the difference of two methods is taken seed by seed and client by client.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -128,12 +137,14 @@ def compare(
         ConfigError: runs of one seed differ in data, public rows, clients or unseen clients; some
             methods are horizontal, others vertical; or only some runs have unseen clients.
     """
+    # Refuse runs that measure different things. Not every run knows every key, as the rows of nodes
+    # have no hash here: None agrees with all.
     if len({s.task for s in summaries}) > 1:
         raise ConfigError("runs cannot be compared: some predict a number, others classes")
     _check_one_setting({s.name: "vertical" if s.scores else "horizontal" for s in summaries})
     for seed in {s.seed for s in summaries}:
         of_seed = [s for s in summaries if s.seed == seed]
-        for key in SAME:
+        for key in SAME:  # the same within a seed only: each seed has a split of its own
             values = {str(getattr(s, key)) for s in of_seed if getattr(s, key) is not None}
             if len(values) > 1:
                 raise ConfigError(
@@ -148,6 +159,9 @@ def compare(
             )
     if len({bool(s.unseen) for s in summaries}) > 1:
         raise ConfigError("runs cannot be compared: some have unseen clients, others none")
+
+    # Leave out what diverged. If all did, all are kept, so that there is something to show; the
+    # list of runs that were left out names them all the same.
     every = list(zip(summaries, folders, strict=True))
     usable = [one for one in every if not one[0].diverged] or every
     left_out = [
@@ -160,14 +174,19 @@ def compare(
             if s.diverged
         ),
     ]
+
+    # The runs of each name, one for each seed, in the order of the experiment: the first name is
+    # what all others are compared with.
     summaries = [s for s, _ in usable]
     groups: dict[str, list[RunSummary]] = {}
     for s in summaries:
         groups.setdefault(s.name, []).append(s)
     reference, *others = groups
-    found, *further = shared_metrics(summaries)
-    main = main or found
+    # the metrics that all runs have, the main one first
+    first_metric, *further = shared_metrics(summaries)
+    main = main or first_metric
     tested = {s.tested for s in summaries}
+    # gains of networks are told over training alone, where that is compared
     baseline = next(
         (name for name, group in groups.items() if group[0].method == "local"), reference
     )
@@ -180,6 +199,7 @@ def compare(
         reference=reference,
         methods=[_method(name, group, main, groups[baseline]) for name, group in groups.items()],
         gains_over=baseline,
+        # fields with a default are left out, not set to None, if runs do not agree or have none
         **({"tested": tested.pop()} if len(tested) == 1 else {}),
         natural=all(s.natural for s in summaries),
         unseen={str(s.seed): s.unseen for s in summaries if s.unseen},
@@ -187,7 +207,11 @@ def compare(
         differences=differences(main),
         further={metric: differences(metric) for metric in further},
         lower_is_better=[metric for metric in (main, *further) if metric.lower_is_better],
-        unequal=[*unequal(summaries), *_evaluated(groups, main), *_partly(left_out, groups)],
+        unequal=[
+            *unequal(summaries),
+            *_clients_evaluated(groups, main),
+            *_seeds_missing(left_out, groups),
+        ],
         remarks=[*_reasons(left_out), *remarks(summaries)],
         runs=[ComparedRun(name=s.name, seed=s.seed, folder=_name(folder)) for s, folder in usable],
         **({"left_out": left_out} if left_out else {}),
@@ -195,10 +219,11 @@ def compare(
 
 
 def _name(folder: Path | None) -> str | None:
+    """A run's folder within that of the comparison; None if nothing was written."""
     return folder.name if folder else None
 
 
-def _partly(
+def _seeds_missing(
     left_out: Sequence[LeftOutRun], groups: Mapping[str, Sequence[RunSummary]]
 ) -> list[str]:
     """The methods of which only some seeds are left, which favors them."""
@@ -266,7 +291,7 @@ def remarks(summaries: Sequence[RunSummary]) -> list[str]:
     return made
 
 
-def _evaluated(groups: Mapping[str, Sequence[RunSummary]], main: Metric) -> list[str]:
+def _clients_evaluated(groups: Mapping[str, Sequence[RunSummary]], main: Metric) -> list[str]:
     """The number of clients that have a value of the main metric, if it differs."""
     counts = {name: sorted({len(_each(s, main)) for s in group}) for name, group in groups.items()}
     if len({*map(tuple, counts.values())}) == 1:
