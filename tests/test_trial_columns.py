@@ -107,6 +107,15 @@ def test_a_partner_that_tells_the_label_is_worth_joining_and_one_that_tells_noth
     assert measured.summary["method"] == "vertical-forest" and measured.summary["clients"] == 3
 
 
+def test_rows_without_an_id_are_not_one_person(tmp_path: Path) -> None:
+    ids = ["", *(f"p{i}" for i in range(1, 20))]
+    for name, column in (("clinic", "ill"), ("lab", "iron")):
+        rows = "".join(f"{one},{i % 2}\n" for i, one in enumerate(ids))
+        (tmp_path / f"{name}.csv").write_text(f"patient,{column}\n{rows}")
+    found = read_parties([tmp_path / "clinic.csv", tmp_path / "lab.csv"], OPTIONS, None)
+    assert found.partners["lab"]["lab.iron"].text[:3] == ["", "1", "0"]
+
+
 def test_a_number_is_told_better_by_the_columns_of_a_partner(
     files: dict[str, Path], tmp_path: Path
 ) -> None:

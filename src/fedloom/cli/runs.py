@@ -1,8 +1,8 @@
 """The commands `fedloom run` and `fedloom compare`.
 
-Both make an `Experiment` of their options and files, and `_work` executes it: one run, or, if
-`experiment.compare` is set, all runs of a comparison. A single run is shown as a comparison of one
-method, so that both have the same table.
+Both make an `Experiment` of their options and files, and `_execute_and_show` executes it: one run,
+or, if `experiment.compare` is set, all runs of a comparison. A single run is shown as a comparison
+of one method, so that both have the same table.
 """
 
 import json
@@ -135,7 +135,9 @@ def run(
         "engine": _engine(engine, workers, device, federation),
     }
     experiment = read(config or str(method), settings or (), flags, trust or ())
-    _work(experiment, config or str(method), folder, resume, track or (), as_json, quiet)
+    _execute_and_show(
+        experiment, config or str(method), folder, resume, track or (), as_json, quiet
+    )
 
 
 def compare(
@@ -214,7 +216,9 @@ def compare(
     if plan_only:
         _show_plan(experiment, tune)
         return
-    _work(experiment, "compare", folder, resume, track or (), as_json, quiet, tune, latex)
+    _execute_and_show(
+        experiment, "compare", folder, resume, track or (), as_json, quiet, tune, latex
+    )
 
 
 def _show_plan(experiment: "Experiment", tune: bool) -> None:
@@ -292,7 +296,7 @@ def _engine(
     return {k: v for k, v in given.items() if v is not None} or None
 
 
-def _work(
+def _execute_and_show(
     experiment: "Experiment",
     called: str,
     folder: Path | None,
@@ -303,7 +307,19 @@ def _work(
     tune: bool = False,
     latex: bool = False,
 ) -> None:
-    """Execute the runs with a progress display, then print the results and the report's path."""
+    """Execute the runs with a progress display, then print the results and the report's path.
+
+    Args:
+        experiment: one run, or a comparison.
+        called: what a new folder in runs/ is named after: a method, a config file or "compare".
+        folder: to write to; None for a new one.
+        resume: continue what is in the folder.
+        trackers: that follow the runs.
+        as_json: print everything as JSON.
+        quiet: print the verdict alone.
+        tune: choose each method's learning rate first.
+        latex: write the tables of a paper, too.
+    """
     from fedloom.api import execute
     from fedloom.cli.progress import RunProgress, stop_on_signal
     from fedloom.experiment.run.compare import execute_all, summarize

@@ -139,25 +139,31 @@ def compare(
     """
     # Refuse runs that measure different things. Not every run knows every key, as the rows of nodes
     # have no hash here: None agrees with all.
-    if len({s.task for s in summaries}) > 1:
+    if len({summary.task for summary in summaries}) > 1:
         raise ConfigError("runs cannot be compared: some predict a number, others classes")
-    _check_one_setting({s.name: "vertical" if s.scores else "horizontal" for s in summaries})
-    for seed in {s.seed for s in summaries}:
-        of_seed = [s for s in summaries if s.seed == seed]
+    _check_one_setting(
+        {summary.name: "vertical" if summary.scores else "horizontal" for summary in summaries}
+    )
+    for seed in {summary.seed for summary in summaries}:
+        of_seed = [summary for summary in summaries if summary.seed == seed]
         for key in SAME:  # the same within a seed only: each seed has a split of its own
-            values = {str(getattr(s, key)) for s in of_seed if getattr(s, key) is not None}
+            values = {
+                str(getattr(summary, key))
+                for summary in of_seed
+                if getattr(summary, key) is not None
+            }
             if len(values) > 1:
                 raise ConfigError(
                     f"runs of seed {seed} cannot be compared: {key} is "
                     f"{' and '.join(sorted(values))}"
                 )
-        unseen = sorted({tuple(s.unseen) for s in of_seed})
+        unseen = sorted({tuple(summary.unseen) for summary in of_seed})
         if len(unseen) > 1:
             those = " and ".join(", ".join(map(str, clients)) or "none" for clients in unseen)
             raise ConfigError(
                 f"runs of seed {seed} cannot be compared: the unseen clients are {those}"
             )
-    if len({bool(s.unseen) for s in summaries}) > 1:
+    if len({bool(summary.unseen) for summary in summaries}) > 1:
         raise ConfigError("runs cannot be compared: some have unseen clients, others none")
 
     # Leave out what diverged. If all did, all are kept, so that there is something to show; the
@@ -168,24 +174,28 @@ def compare(
         *failed,
         *(
             LeftOutRun(
-                name=s.name, seed=s.seed, folder=_name(folder), diverged=True, reason=s.diverged
+                name=summary.name,
+                seed=summary.seed,
+                folder=_name(folder),
+                diverged=True,
+                reason=summary.diverged,
             )
-            for s, folder in every
-            if s.diverged
+            for summary, folder in every
+            if summary.diverged
         ),
     ]
 
     # The runs of each name, one for each seed, in the order of the experiment: the first name is
     # what all others are compared with.
-    summaries = [s for s, _ in usable]
+    summaries = [summary for summary, _ in usable]
     groups: dict[str, list[RunSummary]] = {}
-    for s in summaries:
-        groups.setdefault(s.name, []).append(s)
+    for summary in summaries:
+        groups.setdefault(summary.name, []).append(summary)
     reference, *others = groups
     # the metrics that all runs have, the main one first
     first_metric, *further = shared_metrics(summaries)
     main = main or first_metric
-    tested = {s.tested for s in summaries}
+    tested = {summary.tested for summary in summaries}
     # gains of networks are told over training alone, where that is compared
     baseline = next(
         (name for name, group in groups.items() if group[0].method == "local"), reference
@@ -201,8 +211,8 @@ def compare(
         gains_over=baseline,
         # fields with a default are left out, not set to None, if runs do not agree or have none
         **({"tested": tested.pop()} if len(tested) == 1 else {}),
-        natural=all(s.natural for s in summaries),
-        unseen={str(s.seed): s.unseen for s in summaries if s.unseen},
+        natural=all(summary.natural for summary in summaries),
+        unseen={str(summary.seed): summary.unseen for summary in summaries if summary.unseen},
         metric=main,
         differences=differences(main),
         further={metric: differences(metric) for metric in further},
@@ -213,7 +223,10 @@ def compare(
             *_seeds_missing(left_out, groups),
         ],
         remarks=[*_reasons(left_out), *remarks(summaries)],
-        runs=[ComparedRun(name=s.name, seed=s.seed, folder=_name(folder)) for s, folder in usable],
+        runs=[
+            ComparedRun(name=summary.name, seed=summary.seed, folder=_name(folder))
+            for summary, folder in usable
+        ],
         **({"left_out": left_out} if left_out else {}),
     )
 

@@ -115,7 +115,14 @@ def trial_columns(
     # tells beyond it is what this partner adds beside the others. With one partner that is ALONE.
     column_sets = {
         ALONE: own,
-        JOINT: {**own, **{name: c for columns in partners.values() for name, c in columns.items()}},
+        JOINT: {
+            **own,
+            **{
+                column_name: column
+                for columns in partners.values()
+                for column_name, column in columns.items()
+            },
+        },
     }
     if len(partners) > 1:
         for name in partners:
@@ -313,7 +320,8 @@ def read_parties(files: Sequence[Path], options: DataOptions, unit: str | None) 
                 f"Only the first file may have the label {options.label!r}, but {file} has it: "
                 "remove it."
             )
-        row_of = {one: number for number, one in enumerate(file_ids)}
+        # a row without an id is of nobody known: two such rows are not one person
+        row_of = {one: number for number, one in enumerate(file_ids) if one}
         rows = [row_of.get(one) for one in ids[0]]  # None: the partner lacks this person
         if sum(row is not None for row in rows) < FEWEST_ROWS:
             raise DataError(

@@ -303,8 +303,8 @@ class TrialRun:
             data: for each fold of the repeat, all rows, scaled by its training rows.
         """
         candidate, folds = kind.candidates[number], [self.splits[c][k] for k in ks]
-        # A black box alone. In the first repeat its models also predict others' rows, by which
-        # owners find partners, and by which exchanged models count.
+        # A black box alone. In the first repeat each owner's also predicts the others' rows: this
+        # shows who could be partners.
         if kind is self.alone and not candidate.model:
             into[Recipe(number, 0, "")] = self._trained_boxes(
                 number, ks, c, data, on_all_rows=c == 0
@@ -650,15 +650,12 @@ class TrialRun:
                     for rows, probabilities in zip(fold.test, found, strict=True):
                         pooled[rows] += np.nan_to_num(probabilities) / len(wanted)
         scored = []
-        for rows in self.scored:
+        for rows in self.scored:  # of each owner; `told` drops the axis of a number to predict
             y, priors = self.owners.data.y[rows], self.priors[0][rows]
-            scored.append(
-                _plain(
-                    contributions(self.metric, y, told(pooled[rows]), self.folds[0][rows], priors)[
-                        0
-                    ]
-                )
+            score, _ = contributions(
+                self.metric, y, told(pooled[rows]), self.folds[0][rows], priors
             )
+            scored.append(_plain(score))
         return scored
 
     # -- the result --------------------------------------------------------------------------------
@@ -670,8 +667,9 @@ class TrialRun:
 
         # The messages of the recipe. A method that was trained on all rows at once, or by the black
         # boxes of training alone, has sent none yet: it trains once more by messages.
+        # Evaluation modes are of one training, whose messages are under the mode "".
         method = self.federated.candidates[best_of_all.candidate]
-        ledger = self.federated.ledgers.get(best_of_all, Ledger())
+        ledger = self.federated.ledgers.get(replace(best_of_all, mode=""), Ledger())
         if methods.named(method.method).pooled or method.method == EXCHANGE:
             ledger = self._messages(method)
         # weights (N,) of own models; None if the recipe has no weight for each owner
