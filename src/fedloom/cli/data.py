@@ -307,8 +307,10 @@ def _print_understanding(name: str, options: "DataOptions", as_json: bool, piped
     for kind, columns in kinds.items():
         say(f"features  {KINDS[kind]} ({len(columns)}): {_listed(columns)}")
     if found.missing:
-        most = sorted(found.missing, key=lambda column: -found.missing[column])
-        say(f"missing   {_listed(f'{column} ({found.missing[column]:,})' for column in most)}")
+        most_first = sorted(found.missing, key=lambda column: -found.missing[column])
+        say(
+            f"missing   {_listed(f'{column} ({found.missing[column]:,})' for column in most_first)}"
+        )
     # reason -> columns; label and owners are no features either, but have lines of their own
     dropped: dict[str, list[str]] = {}
     for column in sorted(found.dropped.keys() - {found.label, options.group}):
@@ -318,10 +320,10 @@ def _print_understanding(name: str, options: "DataOptions", as_json: bool, piped
 
     # the owners, with their rows of each class, or the mean and s.d. of a number to predict
     if owners := found.owners():
-        number = [] if found.table.classes else [f"mean {found.label}", "s.d."]
-        rows = plain_table("owner", "rows", *found.table.classes[:MOST_CLASSES], *number)
-        for place, (owner, counts) in enumerate(owners.items()):
-            spread = found.spread(place)  # empty for classes
+        of_number = [] if found.table.classes else [f"mean {found.label}", "s.d."]
+        rows = plain_table("owner", "rows", *found.table.classes[:MOST_CLASSES], *of_number)
+        for number, (owner, counts) in enumerate(owners.items()):
+            spread = found.spread(number)  # empty for classes
             texts = (
                 [f"{spread[key]:,.6g}" for key in ("mean", "sd")]
                 if spread

@@ -185,9 +185,9 @@ def _so_far(
         DataError: the run has no evaluation yet, or its config is damaged.
     """
     # what is predicted shows in the names of metrics; the config may leave it to the data
-    task = task_of({m.metric for m in metrics})
+    task = task_of({row.metric for row in metrics})
     main = MAIN[task][0]
-    evaluations = [m for m in metrics if m.metric == main.mean]
+    evaluations = [row for row in metrics if row.metric == main.mean]
     if not evaluations:
         raise DataError(
             f"{folder / 'metrics.csv'} has no accuracy yet. Continue the run with --resume."
@@ -197,17 +197,17 @@ def _so_far(
     except tomllib.TOMLDecodeError as error:
         raise damaged(folder / "config.toml", f"is not valid TOML: {error}") from None
 
-    # The last evaluation that is complete on disk: (metric, party) -> value. A round may be
-    # evaluated after several stages, so the stage counts, too.
+    # The last evaluation: (metric, party) -> value. A round may be evaluated after several stages,
+    # so the stage counts, too.
     last = evaluations[-1]
     final = {
-        (m.metric, m.party): m.value
-        for m in metrics
-        if (m.round, m.stage) == (last.round, last.stage)
+        (row.metric, row.party): row.value
+        for row in metrics
+        if (row.round, row.stage) == (last.round, last.stage)
     }
     # the evaluation modes of the method, each once, in order: parties have accuracies in them
     accuracies = [parse(metric) for metric, party in final if party]
-    modes = dict.fromkeys(m.mode for m in accuracies if m.mode and m.name == main.name)
+    modes = dict.fromkeys(one.mode for one in accuracies if one.mode and one.name == main.name)
     data, held = settings.get("data", {}), partition.parties  # None in the horizontal setting
     found: dict[str, Any]
     if held is None:

@@ -433,11 +433,13 @@ def _difference(
     pairs = [(s, by_seed[s.seed]) for s in first if s.seed in by_seed]
     per_seed, per_client = [], []
     for a, b in pairs:
-        x, y = _each(a, metric), _each(b, metric)
-        common = [i for i in x if i in y]
-        per_client += [x[i] - y[i] for i in common]
-        if common and x.keys() != y.keys():
-            per_seed.append(_mean([x[i] - y[i] for i in common]))
+        of_a, of_b = _each(a, metric), _each(b, metric)
+        common = [i for i in of_a if i in of_b]
+        per_client += [of_a[i] - of_b[i] for i in common]
+        # Where a client has a value in one run only, the runs' means are of different clients, whose
+        # difference is not paired. A joint prediction has a mean, but no clients.
+        if common and of_a.keys() != of_b.keys():
+            per_seed.append(_mean([of_a[i] - of_b[i] for i in common]))
         else:
             per_seed.append(a.of(metric).mean - b.of(metric).mean)  # type: ignore[union-attr]
     sign = -1 if metric.lower_is_better else 1

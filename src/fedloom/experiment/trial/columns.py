@@ -235,7 +235,7 @@ def trial_columns(
         alone=best_names[ALONE],
         chosen={best_names[JOINT]: repeats * FOLDS},
         chosen_alone={best_names[ALONE]: repeats * FOLDS},
-        tried=list(tried),
+        tried=tried,
         not_tried=[one.name for one in methods.registry().values() if one.setting == "vertical"],
         infeasible={},
         revealed=[],
@@ -489,10 +489,9 @@ class _Side:
         for k in range(FOLDS):
             rows = np.flatnonzero((self.folds[0] == k) & kept)
             if len(rows):
-                of_rows = scores_of(
+                found[:, k, 0] = scores_of(
                     self.metric, self.data.y[rows], self.first[:, rows], self.priors[0, rows]
                 )
-                found[:, k, 0] = of_rows
         return found
 
 
