@@ -436,8 +436,8 @@ def _difference(
         of_a, of_b = _each(a, metric), _each(b, metric)
         common = [i for i in of_a if i in of_b]
         per_client += [of_a[i] - of_b[i] for i in common]
-        # Where a client has a value in one run only, the runs' means are of different clients, whose
-        # difference is not paired. A joint prediction has a mean, but no clients.
+        # Where a client has a value in one run only, the runs' means are of different clients, and
+        # their difference is not paired. A joint prediction has a mean, but no clients.
         if common and of_a.keys() != of_b.keys():
             per_seed.append(_mean([of_a[i] - of_b[i] for i in common]))
         else:

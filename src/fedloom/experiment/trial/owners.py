@@ -1,8 +1,8 @@
 """The rows of several owners: read as `fedloom data` reads them, and standardized by each owner
 alone.
 
-`read_owners` and `owners_of` make `Owners` of any data, `in_doubt` and `distinct` look for rows
-that depend on each other, and `run_trial` takes the result. All owners' rows are in one data set of
+`read_owners` and `owners_of` make `Owners` of any data, `in_doubt` looks for rows in a series, and
+`run_trial` begins with `distinct`, which looks for copies. All owners' rows are in one data set of
 n rows; arrays (n,) of integer codes say what rows belong together: equal codes do.
 """
 
