@@ -138,7 +138,9 @@ def test_commands_in_the_readme_are_understood(
     )
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     done: list[str] = []
-    monkeypatch.setattr(runs, "_work", lambda experiment, called, *_: done.append(called))
+    monkeypatch.setattr(
+        runs, "_execute_and_show", lambda experiment, called, *_: done.append(called)
+    )
 
     def planned(what: Any, *_: Any, **__: Any) -> NoReturn:
         done.append(type(what).__name__)

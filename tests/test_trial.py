@@ -46,7 +46,7 @@ from fedloom.experiment.trial.decide import OwnerVerdict
 from fedloom.experiment.trial.evidence import evidence
 from fedloom.experiment.trial.folds import draw_folds, split
 from fedloom.experiment.trial.owners import standardized
-from fedloom.experiment.trial.predictions import PERSONAL, Recipe
+from fedloom.experiment.trial.predictions import PERSONAL, Predictions, Recipe
 from fedloom.experiment.trial.result import card_of
 
 PAGE = Path(__file__).parents[1] / "examples" / "fedprox.py"
@@ -388,6 +388,22 @@ def test_a_class_with_one_row_at_an_owner_is_not_scored_there_and_named() -> Non
         trial_run.TrialRun(owners, config, lambda *_: None).run().owners["owner-0"].decision
         == "too few"
     )
+
+
+def test_a_mix_with_own_models_names_the_messages_of_the_joint_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = TrialConfig(repeats=1, methods=("fedextra",), alone=("logistic",))
+    trial = trial_run.TrialRun(planted([40] * 3, [1] * 3, columns=4), config, lambda *_: None)
+    final = trial._final
+
+    def weighted(kind: Predictions) -> Recipe:
+        mixes = (one for one in kind.first if one.mode == PERSONAL)
+        return next(mixes) if kind is trial.federated else final(kind)
+
+    monkeypatch.setattr(trial, "_final", weighted)
+    result = trial.run()
+    assert result.revealed and all(card.sent > 0 for card in result.owners.values())
 
 
 def test_the_mean_of_black_boxes_is_a_candidate_for_training_alone() -> None:

@@ -44,15 +44,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_people_are_joined_by_id_and_those_that_a_partner_lacks_are_missing(
     files: dict[str, Path],
 ) -> None:
-    own, partners, units, _ = read_parties([files["clinic"], files["lab"]], OPTIONS, "ward")
-    assert list(own) == ["age", "ill"] and list(partners["lab"]) == ["lab.iron"]
-    iron = partners["lab"]["lab.iron"].text
+    found = read_parties([files["clinic"], files["lab"]], OPTIONS, "ward")
+    assert list(found.own) == ["age", "ill"] and list(found.partners["lab"]) == ["lab.iron"]
+    iron = found.partners["lab"]["lab.iron"].text
     with files["lab"].open() as lines:
         written = {row["patient"]: row["iron"] for row in csv.DictReader(lines)}
     assert [float(value) if value else None for value in iron] == [
         float(written[f"p{i}"]) if i % 4 else None for i in range(160)
     ]
-    assert units is not None and (np.bincount(units) == 4).all()
+    assert found.units is not None and (np.bincount(found.units) == 4).all()
 
 
 def test_a_partner_that_tells_the_label_is_worth_joining_and_one_that_tells_nothing_is_not(
@@ -105,6 +105,15 @@ def test_a_partner_that_tells_the_label_is_worth_joining_and_one_that_tells_noth
     run = {**recipe, "rounds": 1, "params": {"lot": 5}}
     measured = fedloom.run(run.pop("method"), **run)
     assert measured.summary["method"] == "vertical-forest" and measured.summary["clients"] == 3
+
+
+def test_rows_without_an_id_are_not_one_person(tmp_path: Path) -> None:
+    ids = ["", *(f"p{i}" for i in range(1, 20))]
+    for name, column in (("clinic", "ill"), ("lab", "iron")):
+        rows = "".join(f"{one},{i % 2}\n" for i, one in enumerate(ids))
+        (tmp_path / f"{name}.csv").write_text(f"patient,{column}\n{rows}")
+    found = read_parties([tmp_path / "clinic.csv", tmp_path / "lab.csv"], OPTIONS, None)
+    assert found.partners["lab"]["lab.iron"].text[:3] == ["", "1", "0"]
 
 
 def test_a_number_is_told_better_by_the_columns_of_a_partner(

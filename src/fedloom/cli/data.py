@@ -1,4 +1,10 @@
-"""The commands `fedloom data` and `fedloom align`."""
+"""The commands `fedloom data` and `fedloom align`.
+
+`fedloom data` shows one of three things: how the columns of a file are read
+(`_print_understanding`), the sections for a run whose rows stay at nodes (`_print_sections`), or
+how a partition divides the rows of a file or a data set over clients. The first two look at the
+file as a run does, but leave out what a run would refuse: see `_first_look`.
+"""
 
 import json
 import re
@@ -87,6 +93,7 @@ def data(
     For a file, set other settings of \\[data] with -s: id, drop, keep, encode, missing, test,
     unseen. A partition is shown with --clients, --partition or --plot.
     """
+    # from here on the name is that of a file with a copy of standard input
     piped, name = name == "-", standard_input(name, ".csv")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--plot must end in .png, .svg or .pdf, not {plot}")
@@ -94,29 +101,36 @@ def data(
         raise ConfigError(f"--plot: the folder {plot.parent} does not exist")
     from fedloom.data.sources import check_name, is_path
 
+    # only what was given, so that the config knows what was not, and checks it as in a run
     given = {"label": label, "group": group, "clients": clients, "partition": partition}
     values = {"name": name, **{key: value for key, value in given.items() if value is not None}}
     config, seed = _checked(values, seed or 0, settings or ())
     check_name(config.name)
+
+    # a file alone: its columns
     if is_path(name) and clients is None and partition is None and plot is None:
         if at_nodes:
             _print_sections(name, config)
         else:
-            _understood(name, config.columns, as_json, piped)
+            _print_understanding(name, config.columns, as_json, piped)
         return
     if at_nodes:
         raise ConfigError(
             "--at-nodes needs a file with a table, and neither --clients, --partition nor --plot"
         )
+
+    # a partition: the split of a run with these settings
     from fedloom.data.stats import describe, plot_counts
     from fedloom.experiment.plan.settings.rows import divided, number_of_owners
     from fedloom.report.formatting import clients_named, together
 
+    # each owner is a client, unless --clients says fewer
     if config.group and config.partition == "natural" and "clients" not in config.model_fields_set:
         config = config.model_copy(update={"clients": number_of_owners(config)})
     if config.public_rows is None:  # of most methods
         config = config.model_copy(update={"public_rows": 0})
     dataset, split = divided(config, seed)
+    # rows of each class at each client; of a number to predict, of parts of its range
     stats = describe(dataset.strata[0], split.shards, dataset.strata[1])
     unseen = config.unseen_clients(seed)
     if as_json:
@@ -243,12 +257,16 @@ def _checked(
     return validated(DataConfig, data, "data"), seed
 
 
-def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -> None:
-    """Print how the columns of a file, or of a copy of standard input, are interpreted."""
+def _print_understanding(name: str, options: "DataOptions", as_json: bool, piped: bool) -> None:
+    """Print how the columns of a file, or of a copy of standard input, are interpreted, and with
+    what settings a run reads them alike.
+    """
     import tomli_w
 
     found, images = _first_look(name, options)
+    # the copy is gone after this command, so its settings name a file that is still to be saved
     settings = {"data": {"name": Path(name).name if piped else name, **found.settings()}}
+    # kind -> the features of it, in the order of the file
     kinds = {
         kind: [column for column, own in found.kinds.items() if own == kind]
         for kind in found.kinds.values()
@@ -272,13 +290,16 @@ def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -
         }
         print_plain(json.dumps(shown, ensure_ascii=False))
         return
+
+    # Text: a line begins with what it is about. A column's name is not markup, and lines are not
+    # broken, so that they can be copied.
     say = partial(out.print, highlight=False, markup=False, soft_wrap=True)
     say(f"{found.table.name}: {len(found.table.y):,} rows")
     guess = " (a guess)" if found.guessed else ""
     say(f"label     {found.label}{guess}: {_label(found)}")
     if event := _event(found):
         say(f"event     {event}")
-    if images is not None:
+    if images is not None:  # (n, channels, height, width)
         say(
             f"pictures  {images.shape[2]}x{images.shape[3]}, "
             f"{'gray' if images.shape[1] == 1 else 'color'}"
@@ -286,18 +307,23 @@ def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -
     for kind, columns in kinds.items():
         say(f"features  {KINDS[kind]} ({len(columns)}): {_listed(columns)}")
     if found.missing:
-        most = sorted(found.missing, key=lambda column: -found.missing[column])
-        say(f"missing   {_listed(f'{column} ({found.missing[column]:,})' for column in most)}")
+        most_first = sorted(found.missing, key=lambda column: -found.missing[column])
+        say(
+            f"missing   {_listed(f'{column} ({found.missing[column]:,})' for column in most_first)}"
+        )
+    # reason -> columns; label and owners are no features either, but have lines of their own
     dropped: dict[str, list[str]] = {}
     for column in sorted(found.dropped.keys() - {found.label, options.group}):
         dropped.setdefault(found.dropped[column], []).append(column)
     for reason, columns in dropped.items():
         say(f"dropped   {_listed(columns)}: {reason}")
+
+    # the owners, with their rows of each class, or the mean and s.d. of a number to predict
     if owners := found.owners():
-        number = [] if found.table.classes else [f"mean {found.label}", "s.d."]
-        rows = plain_table("owner", "rows", *found.table.classes[:MOST_CLASSES], *number)
-        for place, (owner, counts) in enumerate(owners.items()):
-            spread = found.spread(place)
+        of_number = [] if found.table.classes else [f"mean {found.label}", "s.d."]
+        rows = plain_table("owner", "rows", *found.table.classes[:MOST_CLASSES], *of_number)
+        for number, (owner, counts) in enumerate(owners.items()):
+            spread = found.spread(number)  # empty for classes
             texts = (
                 [f"{spread[key]:,.6g}" for key in ("mean", "sd")]
                 if spread
@@ -307,6 +333,8 @@ def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -
         out.print(rows)
     elif found.group_guess:
         say(f"owners    perhaps {found.group_guess}: --group {found.group_guess}")
+
+    # what is likely, but not taken for granted: time, and rows that belong together
     if found.day_guess and not found.time_guess:
         say(f"time      perhaps {found.day_guess}: fedloom trial --time orders rows by it")
     if found.time_guess:
@@ -320,6 +348,8 @@ def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -
         say(f"note      {note}")
     if piped:
         say(f"note      Settings name a file: save the rows as {Path(name).name} before a run.")
+
+    # what to run next: a trial, if there may be owners, and a run
     if group := options.group or found.group_guess:
         asked = ["fedloom", "trial", name, "--label", found.label, "--group", group]
         asked += ["--unit", found.unit_guess] if found.unit_guess else []
@@ -380,9 +410,13 @@ def _first_look(name: str, options: "DataOptions") -> "tuple[Understanding, np.n
 def _print_sections(name: str, config: "DataConfig") -> None:
     """Print `[data]` of a run whose rows stay at nodes, and the section of `node.toml` for this
     file.
+
+    The run's section has the schema: columns in order, and all that owners must agree on before any
+    row is read, as words of categories. A node's section allows these columns of its own file.
     """
     options = config.columns
     found, images = _first_look(name, options)
+    # a column of owners is no feature in other owners' files, so a guess counts here
     if found.group_guess:
         options = replace(options, group=found.group_guess)
         found, images = _first_look(name, options)
@@ -392,6 +426,8 @@ def _print_sections(name: str, config: "DataConfig") -> None:
             "schema"
         )
     table, title = found.table, Path(name).stem
+    # the features in order, by how the schema writes them: texts and dates have a fixed encoding,
+    # categories a list of words, and numbers, which are in neither, only a name
     used = list(table.columns)
     fixed = {column: kind for column, kind in found.kinds.items() if kind in ("text", "date")}
     words = {
@@ -399,15 +435,21 @@ def _print_sections(name: str, config: "DataConfig") -> None:
         for column in used
         if found.kinds[column] == "category"
     }
+
+    # setting -> value in node.toml, in the order in which they are printed
     own: dict[str, Any] = {"rows": Path(name).name, "label": found.label}
     own |= {"classes": list(table.classes)} if table.classes else {}
     own |= {"keep": used}
+    # of the settings that say the same, those that a node has, too: the rest is in the run's schema
     cells = ("id", "missing", "group", "missing_words", "decimal")
     own |= {key: value for key, value in found.settings().items() if key in cells}
+    # a file of several owners: the first one's rows, as an example
     own |= {"owner": table.owners[0]} if options.group else {}
     own |= {"test": options.test} if isinstance(options.test, str) else {}
     own |= {"test": config.test_fraction} if "test_fraction" in config.model_fields_set else {}
     key = title if re.fullmatch(r"[A-Za-z0-9_-]+", title) else _toml(title)
+
+    # the run's section: one line for each column of the schema
     lines = [
         "# For the run. List the words of all owners in categories, here and in node.toml; ? is "
         "a missing one."
@@ -425,12 +467,15 @@ def _print_sections(name: str, config: "DataConfig") -> None:
         for column, values in words.items()
     ]
     lines += ["]", f"label = {_toml(found.label)}"]
+    # a number to predict is learned in one unit at all owners; two digits tell little of the rows
     if spread := found.spread():
         own["label_scale"] = [float(f"{spread[key]:.2g}") for key in ("mean", "sd")]
         lines += ["# Mean and s.d. that all owners agree on; these are of this file, rounded."]
         lines += [f"label_scale = {_toml(own['label_scale'])}", ""]
     else:
         lines += [f"classes = {_toml(list(table.classes))}", ""]
+
+    # the node's section; words and encodings are settings with a dot, one for each column
     lines += ["# For node.toml of each owner. A run may use what keep lists.", f"[data.{key}]"]
     lines += [
         "# score = true  # let the coordinator have models scored here; one node at least must"

@@ -1,4 +1,9 @@
-"""The commands `fedloom export`, `embed` and `predict`."""
+"""The commands `fedloom export`, `embed` and `predict`.
+
+`fedloom export` makes two kinds of folders. Of a horizontal run each has a model, which predicts
+from rows. Of a vertical run each is of one party: the active one predicts from the embeddings that
+`fedloom embed` makes of every party's rows, or another one alone, where the method allows it.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -184,6 +189,9 @@ def predict(
     if target is not None:
         _refuse_overwrite(target, force)
     rows = None if rows is None else Path(standard_input(str(rows), ".csv"))
+
+    # By the kind of folder: `classes` (K names), `shares` (n, K) with the probability of each, or
+    # (n, …) of numbers, which are shown at once; and the ids of the n rows, None if they have none.
     ids: list[str] | None
     if (folder / MODEL).is_file():
         if rows is None or embeddings:
@@ -213,6 +221,9 @@ def predict(
         raw, ids = read_rows(rows, party.inputs.recipe, id_)
         classes, shares = party.classes, party.predict_alone(raw)
         out.print(f"party {party.number} alone, from its prototypes: {len(shares):,} rows")
+
+    # probabilities of classes: a table in a file, or the first rows; and how often each class is
+    # the most probable one
     heading, names = (
         ("row", [str(n) for n in range(1, len(shares) + 1)]) if ids is None else (id_ or "row", ids)
     )

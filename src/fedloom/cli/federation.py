@@ -1,4 +1,11 @@
-"""The work of `fedloom certs`, and what it prints."""
+"""The work of `fedloom certs`, and what it prints.
+
+The folder of a federation has ca.pem and ca.key (the CA), revoked.pem (the list of revoked
+certificates), federation.toml for the coordinator, and a folder for each node and the coordinator,
+to be handed out: with ca.pem, revoked.pem, node.toml, and, where keys are made here, key.pem and
+certificate.pem. Otherwise a site makes its key (`request`), and its certificate is made of the
+request here (`sign`).
+"""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -64,10 +71,14 @@ def certs(
         ConfigError: a name is invalid, exists already, or does not exist to renew; nothing was
             written.
     """
+    # All checks come before anything is written. The CA of an earlier call is opened, which asks
+    # for its password: it knows for whom there are certificates.
     refuse_file(folder)
     _check_names(names, folder)
     authority = _authority(folder, password) if (folder / CA).exists() else None
     (_check_existing if renew else _check_new)(names, folder, authority)
+    # a new certificate is made with a new key; a node that made its key at its site would go on
+    # with the old one, to which the certificate does not belong
     away = [
         name for name in names if renew and not here and not (folder / name / "key.pem").exists()
     ]
@@ -77,14 +88,20 @@ def certs(
             "site, and --sign here; or make a new key here with --all-here"
         )
     _check_days(days)
-    before, listen = files.read(folder)
+    before, listen = files.read(folder)  # nodes of earlier calls, and the coordinator's address
     address = address or listen
+    # `endpoint` returns a text if the address is none; and a coordinator may listen at 0.0.0.0, but
+    # nobody can dial that
     if isinstance(endpoint(address), str) or address.startswith(("0.0.0.0:", "[::]:")):
         raise ConfigError(
             f"nodes cannot dial {address}; give --address HOST:PORT of the coordinator's machine"
         )
+
+    # the CA, in the first call; later calls renew its list, which is valid for days only
     authority = authority or CertificateAuthority.create(folder, "" if here else password(True))
     authority.refresh()
+
+    # the credentials: of the coordinator in the first call, and of nodes whose keys are made here
     new = [name for name in names if name not in {COORDINATOR, *before}]
     certified = [
         *([] if (folder / COORDINATOR).exists() or COORDINATOR in names else [COORDINATOR]),
@@ -94,6 +111,8 @@ def certs(
         if here or renew or name == COORDINATOR:
             _write_credentials(authority, name, days)
     _hand_out(folder, certified)
+
+    # the configs; that of a node that exists is its site's, and stays
     for name in names:
         peers = [other for other in (*before, *new) if other != name]
         if name != COORDINATOR and not (folder / name / NODE).exists():
@@ -103,6 +122,7 @@ def certs(
     )
     write(folder / FEDERATION, files.federation_toml(text, address, new).encode())
     _print_summary(folder, certified, address, methods if new else (), out, here=here or renew)
+    # nodes accept as peers only those that their own config names
     if before and new:
         out.print(
             f"Add {', '.join(new)} to peers in node.toml of {', '.join(before)}, and start these "

@@ -1,4 +1,9 @@
-"""The command line between organizations: `fedloom certs`, `fedloom node`."""
+"""The command line between organizations: `fedloom certs`, `fedloom node`.
+
+Both need the extra `net`, whose modules are imported when a command runs: `_net` says how to
+install it. What a node is asked to do besides taking part (`--runs`, `--approve`, `--budget` and so
+on) works on the files of its state folder, and ends.
+"""
 
 import os
 import threading
@@ -234,10 +239,10 @@ def node(
     [bold]fedloom node node.toml --stop 3f2a91c0[/]  ends it here at once; --approve lets it
     continue.
     """
-    _net("fedloom.remote.engine")
+    _net("fedloom.remote.engine")  # first: what is imported below fails without the extra
     import asyncio
 
-    os.umask(PRIVATE)
+    os.umask(PRIVATE)  # files of the node, such as its state, are for its user alone
     from fedloom.remote.node import limits, privacy_ledger, process
     from fedloom.remote.node.audit import AuditLog
     from fedloom.remote.node.budget import Budget, Spent
@@ -247,6 +252,8 @@ def node(
     _log_as(log)
     config = config / "node.toml" if config.is_dir() else config
     cfg = read(config)
+
+    # decisions about runs, which a node that is at work reads from its state folder
     if runs or confirm or approve is not None or stop is not None:
         from fedloom.cli import approval
 
@@ -261,13 +268,18 @@ def node(
         return
     if signer is not None:
         raise ConfigError("--as goes with --approve, --stop or --confirm")
+    # cohort -> the limits (ε, δ) on its rows: sections of the same people share one budget
     own = {
         cfg.cohort(data): (data.epsilon, data.delta)
         for data in cfg.data.values()
         if data.rows is not None
     }
-    if accept_restored:
 
+    # The privacy budget. Changes lock the state folder, which a node at work holds, and are written
+    # to the audit log.
+    if accept_restored:
+        # What was spent since the backup is lost. Nobody can say that it was less than all, so
+        # every limit counts as reached.
         def exhaust(cohorts: dict[str, Spent]) -> None:
             for data in cfg.data.values():
                 if data.rows is not None:
@@ -299,6 +311,9 @@ def node(
         if not own:
             out.print("no data of its own: no budget")
         return
+
+    # Take part. Without certificates only if both the file and the command say so: neither a copied
+    # file nor a habit alone shall open a node.
     if cfg.insecure != insecure:
         raise ConfigError(
             f"{config}: set insecure = true in the file and give --insecure, or neither, and "
@@ -307,6 +322,7 @@ def node(
     methods, data = brief(tuple(cfg.methods)), ", ".join(cfg.data)
 
     def ready(there: process.RunningNode) -> None:
+        # a node dials each of its callers, and waits for their calls on that connection
         dialled = ", ".join(
             f"{name} at {at}" for name, addresses in cfg.callers.items() for at in addresses
         )

@@ -1,4 +1,9 @@
-"""The commands `fedloom run` and `fedloom compare`."""
+"""The commands `fedloom run` and `fedloom compare`.
+
+Both make an `Experiment` of their options and files, and `_execute_and_show` executes it: one run,
+or, if `experiment.compare` is set, all runs of a comparison. A single run is shown as a comparison
+of one method, so that both have the same table.
+"""
 
 import json
 import os
@@ -130,7 +135,9 @@ def run(
         "engine": _engine(engine, workers, device, federation),
     }
     experiment = read(config or str(method), settings or (), flags, trust or ())
-    _work(experiment, config or str(method), folder, resume, track or (), as_json, quiet)
+    _execute_and_show(
+        experiment, config or str(method), folder, resume, track or (), as_json, quiet
+    )
 
 
 def compare(
@@ -209,7 +216,9 @@ def compare(
     if plan_only:
         _show_plan(experiment, tune)
         return
-    _work(experiment, "compare", folder, resume, track or (), as_json, quiet, tune, latex)
+    _execute_and_show(
+        experiment, "compare", folder, resume, track or (), as_json, quiet, tune, latex
+    )
 
 
 def _show_plan(experiment: "Experiment", tune: bool) -> None:
@@ -287,7 +296,7 @@ def _engine(
     return {k: v for k, v in given.items() if v is not None} or None
 
 
-def _work(
+def _execute_and_show(
     experiment: "Experiment",
     called: str,
     folder: Path | None,
@@ -298,7 +307,19 @@ def _work(
     tune: bool = False,
     latex: bool = False,
 ) -> None:
-    """Execute the runs with a progress display, then print the results and the report's path."""
+    """Execute the runs with a progress display, then print the results and the report's path.
+
+    Args:
+        experiment: one run, or a comparison.
+        called: what a new folder in runs/ is named after: a method, a config file or "compare".
+        folder: to write to; None for a new one.
+        resume: continue what is in the folder.
+        trackers: that follow the runs.
+        as_json: print everything as JSON.
+        quiet: print the verdict alone.
+        tune: choose each method's learning rate first.
+        latex: write the tables of a paper, too.
+    """
     from fedloom.api import execute
     from fedloom.cli.progress import RunProgress, stop_on_signal
     from fedloom.experiment.run.compare import execute_all, summarize
@@ -312,6 +333,8 @@ def _work(
         os.umask(PRIVATE)  # the folder has the server's models
     folder = _folder(experiment, called, folder, resume)
     silent = as_json or quiet
+
+    # Execute. A tracker follows the folder, and a signal ends the run after its round.
     if not silent and experiment.compare is not None and (text := advice(experiment.runs())):
         out.print(text, soft_wrap=True)
     if tune and not silent:
@@ -333,14 +356,17 @@ def _work(
                 )
                 found = run_all(progress=progress.show, stop=stop)
     except (Stopped, Interrupted) as stopped:
+        # before the first run has its config there is nothing to resume
         begun = (
             f"with --out {folder} --resume resumes it"
             if any(folder.glob("**/config.toml"))
             else "starts it again"
         )
         err.print(f"{stopped}; the same command {begun}", soft_wrap=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(130) from None  # as of a process that Ctrl-C ended
     papers = write_paper(folder) if latex else []
+
+    # For programs: JSON, or one line. The report is written all the same.
     if silent:
         _report(found, folder, experiment.compare is not None)
         content = result.summary if experiment.compare is None else found
@@ -348,12 +374,15 @@ def _work(
         print_plain(json.dumps(shown, ensure_ascii=False) if as_json else shown["verdict"])
         _exit_if_left_out(found)
         return
-    unseen = experiment.run.data.unseen
+
+    # for people
+    unseen = experiment.run.data.unseen  # names of owners, or the share of clients
     show_comparison(found, out, unseen if isinstance(unseen, tuple) else ())
     if experiment.compare is None:
         show_learned(result.summary.get("learned", ()), out)
     if any(run.resolve()[2] == 0 for run in experiment.runs()):
         out.print("No round was run: the models are untrained.")
+    # a single run's main metric; "clients" is there only if some of them have no value
     main = (
         "rmse"
         if experiment.compare is None and result.summary.get("task") == "number"
@@ -364,6 +393,7 @@ def _work(
         out.print(
             f"{main} of {counted} of {clients} clients: the others were absent, or report none"
         )
+    # of a single run in its folder, of a comparison in those of its runs
     logs = [*folder.glob("tracebacks.log"), *sorted(folder.glob("*/tracebacks.log"))]
     if logs:
         out.print(f"call failures  {', '.join(map(str, logs))}", soft_wrap=True)

@@ -1,4 +1,7 @@
-"""The command `fedloom trial`."""
+"""The command `fedloom trial`: options and files around `fedloom.experiment.trial.trial`, which
+does the work. Its errors and notes name settings, and are printed with the options of this command
+in their place (`as_options`).
+"""
 
 import json
 from collections.abc import Sequence
@@ -172,12 +175,15 @@ def trial(
     from fedloom.data.grammar import MISSING_WORDS, Decimal
     from fedloom.data.options import Missing, MissingColumns, Task
 
+    # Everything that can be refused is refused before the trial, which takes minutes. These options
+    # are words of a few, which typer cannot know without importing the library for --help.
     for name, value, kind in (
         ("missing", missing, Missing), ("task", task, Task), ("decimal", decimal, Decimal),
         ("missing-columns", missing_columns, MissingColumns),
     ):  # fmt: skip
         if value is not None and value not in get_args(kind):
             raise ConfigError(f"--{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+    # what the result is called; from then on `files` has a copy in place of standard input
     name = ", ".join("standard input" if str(data) == "-" else data.name for data in files)
     piped = any(str(data) == "-" for data in files)
     files = [Path(standard_input(str(data), ".csv")) for data in files]
@@ -187,6 +193,7 @@ def trial(
             raise ConfigError(
                 f"there is no file or folder {data}.{did_you_mean(data.name, beside)}"
             )
+    # in this order: the result, its page, and the settings of the run that it advises
     written_files = (
         []
         if folder is None
@@ -201,9 +208,11 @@ def trial(
     from fedloom.experiment.trial import trial as run
 
     def progress(done: int, count: int, spent: float) -> None:
+        # to standard error, so that the answer alone can be piped
         if not (quiet or as_json):
             err.print(f"{done} of at most {count} trainings, {spent:.0f} s")
 
+    # None is not passed on: the trial has its own number of repeats
     limits: dict[str, Any] = {} if repeats is None else {"repeats": repeats}
     try:
         result = run(
@@ -221,6 +230,8 @@ def trial(
             encode=_kinds(encode or ()),
             unit=unit,
             time=() if no_time else time,
+            # without a limit equal seeds give equal results, which is what --repeats asks for; a
+            # trial of columns takes no limit
             budget=budget or (None if repeats or len(files) > 1 else "10m"),
             progress=progress,
             methods=tuple(method or ()),
@@ -229,6 +240,7 @@ def trial(
             seed=seed or 0,
             **limits,
         )
+    # the same kind of error in other words; anything else is a fault of the program
     except (DataError, ConfigError) as error:
         of_settings = isinstance(error, ConfigError)
         raise (ConfigError if of_settings else DataError)(as_options(str(error))) from None
@@ -250,8 +262,10 @@ def trial(
                 recipe["data"] = {**recipe["data"], "name": "rows.csv"}
                 err.print("recipe.toml: save the rows as rows.csv beside you before you run it")
             written_files[2].write_text(tomli_w.dumps(recipe), encoding="utf-8")
-        else:
+        else:  # data in memory, which no file of settings can name
             del written_files[2]
+
+    # what is printed: everything, a line for each owner, or cards and the files that were written
     if as_json:
         print_plain(text)
     elif quiet:

@@ -92,26 +92,33 @@ def clients_of_comparison(found: Comparison, runs: Sequence[Run]) -> PageSection
     """The accuracy of each client by method, in the first seed: seeds differ in their
     partitions.
     """
+    # the runs of the first seed, by method; clients are sorted by the reference, if it has a run
     seed = runs[0].summary.seed
     same = {run.summary.name: run for run in runs if run.summary.seed == seed}
     first = same.get(found.reference, runs[0])
-    order, number = _order(first, found.metric), first.summary.clients
+    order, clients = _order(first, found.metric), first.summary.clients
+    # The values (clients,) of each method that measured the metric. Its number among all methods
+    # gives it the color that it has in other figures.
     series = [
         Dots(
             method.name,
-            each.over(number)[order],
-            series_style(n),
+            each.over(clients)[order],
+            series_style(number_of_method),
         )
-        for n, method in enumerate(found.methods)
+        for number_of_method, method in enumerate(found.methods)
         if method.name in same and (each := same[method.name].summary.of(found.metric))
     ]
     share, title = found.metric.share, fmt.capital(found.metric.noun)
-    means = fmt.together([f"{s.label} {fmt.metric(s.values.mean(), share)}" for s in series])
+    means = fmt.together([f"{one.label} {fmt.metric(one.values.mean(), share)}" for one in series])
+    # the figure, with a text in place of it for those who do not see it
     alt = f"{title} of each client by method; the means are {means}."
     many = len({run.summary.seed for run in runs}) > 1
     caption = f"{fmt.capital(found.measured_in)}. Clients are sorted by {first.summary.name}."
     caption += " Other seeds have other partitions." if many else ""
     section = _section(first, order, series, alt, caption, f", seed {seed}" if many else "")
+
+    # A table by the network or black box that clients have, over all seeds, if there are several.
+    # Without one the section has no table: `_section` made one of the first run alone.
     rows = [
         cells(name, str(count), *(fmt.with_gain(mean, gain, share) for mean, gain in values))
         for name, count, values in found.networks

@@ -323,40 +323,61 @@ def _curve(runs: Sequence[Run], number: int, metric: Metric, score: Score) -> Li
 
 
 def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> PageSection:
-    """All runs, linked to their reports."""
+    """All runs, linked to their reports: name, seed, metrics, failures, and a hash of all states.
+
+    Metrics are the scores of a joint prediction; or for clients the mean of the main accuracy with
+    its s.d. over clients, the means of the others, and how far clients agree. A row has its values
+    in the order of `shown`.
+    """
+    # the columns of metrics: any that at least one run has
     if found.joint:
-        names = [name for name in SCORES if any(name in run.summary.scores for run in runs)]
-        columns, caption = [SCORES[name].title for name in names], "Scores of each run"
+        shown = [score for score in SCORES if any(score in run.summary.scores for run in runs)]
+        columns, caption = [SCORES[score].title for score in shown], "Scores of each run"
     else:
-        every = dict.fromkeys(
-            m
+        of_any_run = dict.fromkeys(  # each metric once, in the order in which runs have them
+            metric
             for run in runs
-            for m in shown_metrics(run.summary.accuracies, bool(run.summary.unseen))
+            for metric in shown_metrics(run.summary.accuracies, bool(run.summary.unseen))
         )
+        # on test rows and on own rows come first: their titles are short, and `describe` names the
+        # others by mode and clients
         main, own = found.on_test, found.on_own
-        names = [main, own, *(metric for metric in every if metric not in (main, own))]
-        prepared = [fmt.capital(runs[0].summary.describe(metric)) for metric in names[2:]]
+        shown = [main, own, *(metric for metric in of_any_run if metric not in (main, own))]
+        prepared = [fmt.capital(runs[0].summary.describe(metric)) for metric in shown[2:]]
         title = fmt.capital(main.noun)
         columns = [title, f"On {found.mine}", *prepared, "Agreement"]
         caption = f"{title} ± s.d. over clients"
+
     rows = []
     for run in runs:
-        s, target = run.summary, run.folder / "report.html"
-        href = quote(Path(os.path.relpath(target, folder)).as_posix()) if target.is_file() else ""
+        # a link from the folder of this page; none before the run's report is written
+        summary, report = run.summary, run.folder / "report.html"
+        href = quote(Path(os.path.relpath(report, folder)).as_posix()) if report.is_file() else ""
         if found.joint:
             values = [
-                fmt.metric(s.scores[n], SCORES[n].share) if n in s.scores else NONE for n in names
+                fmt.metric(summary.scores[score], SCORES[score].share)
+                if score in summary.scores
+                else NONE
+                for score in shown
             ]
         else:
-            further = [s.accuracies.get(name) for name in names[1:]]
-            values = [fmt.spread(s.overall.mean, s.overall.std, s.on_test.share)]
+            further = [summary.accuracies.get(metric) for metric in shown[1:]]
+            values = [fmt.spread(summary.overall.mean, summary.overall.std, summary.on_test.share)]
             values += [
-                NONE if one is None else fmt.metric(one.mean, s.on_test.share) for one in further
+                NONE if spread is None else fmt.metric(spread.mean, summary.on_test.share)
+                for spread in further
             ]
-            values += [NONE if s.agreement is None else fmt.percent(s.agreement)]
-        state = PageCell((s.state_sha256 or NONE)[:12], s.state_sha256 or "")
+            values += [NONE if summary.agreement is None else fmt.percent(summary.agreement)]
+        # the beginning of the hash tells runs apart; the whole is shown under the pointer
+        state = PageCell((summary.state_sha256 or NONE)[:12], summary.state_sha256 or "")
         rows.append(
-            cells(PageCell(s.name, href=href), str(s.seed), *values, fmt.whole(s.failures), state)
+            cells(
+                PageCell(summary.name, href=href),
+                str(summary.seed),
+                *values,
+                fmt.whole(summary.failures),
+                state,
+            )
         )
     linked = "; names link to the reports of the runs" if any(row[0].href for row in rows) else ""
     columns = ["Run", "Seed", *columns, "Failures", "State hash"]

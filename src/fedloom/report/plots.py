@@ -265,52 +265,73 @@ def dots(
     With one or two series, the values of the first are printed beside the rows. With more than
     `ROWS` names, names become ranks on the x axis. `joined` connects the first two series in each
     row.
+
+    Values are on the x axis, and row i, from the top, is at y = i.
     """
+    # too many rows to name: the same dots over the rank; dash=None draws no line between them
     if len(names) > ROWS:
         ranks = np.arange(1.0, len(names) + 1)
-        lines = [Line(s.label, ranks, s.values, replace(s.style, dash=None)) for s in series]
+        lines = [
+            Line(one.label, ranks, one.values, replace(one.style, dash=None)) for one in series
+        ]
         return chart(slug, alt, lines, across="clients by rank", width=width, joined=joined)
+
+    # the canvas: room for the names at the left and for printed values at the right, in pixels
     labels = [fmt.shortened(name, 20 if width == "small" else 30) for name in names]
     beside = len(series) < 3
     sides = {
+        # 6.3 pixels for a character of the names' size
         "left": 24 + 6.3 * max(map(len, labels), default=0),
         "right": 54 if beside else 24,
         "top": 6,
         "bottom": 32,
     }
     figure, axes = canvas(WIDTHS[width], 38 + (26 if beside else 30) * len(names), **sides)
+
+    # the dots: series are a little apart within a row, from -reach to reach
     rows = np.arange(len(names))
     reach = 0.0 if beside else 0.28  # so that dots do not overlap
-    for s, shift in zip(series, np.linspace(-reach, reach, len(series)), strict=True):
-        style = replace(s.style, dash=None).options(8)
-        axes.plot(s.values, rows + shift, zorder=4 if s.style.filled else 3, **style)
-        if s.spread is not None:
-            ends = s.values - s.spread, s.values + s.spread
-            axes.hlines(rows + shift, *ends, color=s.style.color, linewidth=1.6, zorder=3)
+    for one, shift in zip(series, np.linspace(-reach, reach, len(series)), strict=True):
+        style = replace(one.style, dash=None).options(8)  # no line between rows
+        # filled dots are drawn above hollow ones and bars
+        axes.plot(one.values, rows + shift, zorder=4 if one.style.filled else 3, **style)
+        if one.spread is not None:
+            ends = one.values - one.spread, one.values + one.spread
+            axes.hlines(rows + shift, *ends, color=one.style.color, linewidth=1.6, zorder=3)
     if joined:
         axes.hlines(rows, series[0].values, series[1].values, color=SOFT, linewidth=1.2, zorder=2)
+    # the first series' values, which end 48 pixels to the right of the axes
     for row, value in zip(rows, series[0].values, strict=True):
         if beside and np.isfinite(value):
             text = f"{100 * value:.1f}" if form is share else form(value)
             note(axes, (1, row), ("axes fraction", "data"), (48, 0), text, "right")
+
+    # the axes: y from large to small puts row 0 at the top, with the same room above and below
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_yticks(rows, labels, color=INK, fontsize=TEXT - 1)
     axes.tick_params(axis="y", pad=12)
+    # limits at whole tens of percent that hold all dots and bars; others as matplotlib chooses
     if form is share:
-        reached = [s.values for s in series]
+        reached = [one.values for one in series]
         reached += [
-            s.values + sign * s.spread for s in series if s.spread is not None for sign in (-1, 1)
+            one.values + sign * one.spread
+            for one in series
+            if one.spread is not None
+            for sign in (-1, 1)
         ]
         axes.set_xlim(*tens(np.concatenate(reached)))
     _ticks(axes.xaxis, form)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
+
+    # What is shown under the pointer: for each row its place in the picture, its name in full, and
+    # (number of a series, its value as text) for the series that have one.
     texts = [
         [
-            (i, fmt.percent(v) if form is share else form(v))
-            for i, v in enumerate(vs)
-            if math.isfinite(v)
+            (number, fmt.percent(value) if form is share else form(value))
+            for number, value in enumerate(of_row)
+            if math.isfinite(value)
         ]
-        for vs in zip(*(s.values.tolist() for s in series), strict=True)
+        for of_row in zip(*(one.values.tolist() for one in series), strict=True)
     ]
     points = [
         (_pixels(axes, 0, row)[1], name, text)
@@ -318,11 +339,11 @@ def dots(
     ]
     hover = {
         "across": False,
-        "names": [_named(s.label, s.style) for s in series],
+        "names": [_named(one.label, one.style) for one in series],
         "points": points,
         **_box(axes),
     }
-    return inline(figure, slug, alt, hover), tuple(s.key for s in series)
+    return inline(figure, slug, alt, hover), tuple(one.key for one in series)
 
 
 def note(axes: Any, at: Any, frame: Any, shift: tuple[float, float], text: str, side: str) -> None:

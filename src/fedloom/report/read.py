@@ -1,4 +1,12 @@
-"""Read the folder of a run or comparison."""
+"""Read the folder of a run or comparison.
+
+A finished run has a `result.json`, its summary. Of one that goes on, or has ended early, `_so_far`
+makes a summary from the other files, so that its page looks the same:
+
+    metrics.csv      (round, iteration, stage, party, metric, value); party "" is the federation
+    partition.json   clients or parties, and what is known before training
+    ledger.csv, failures.csv, config.toml
+"""
 
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
@@ -176,9 +184,10 @@ def _so_far(
     Raises:
         DataError: the run has no evaluation yet, or its config is damaged.
     """
-    task = task_of({m.metric for m in metrics})
+    # what is predicted shows in the names of metrics; the config may leave it to the data
+    task = task_of({row.metric for row in metrics})
     main = MAIN[task][0]
-    evaluations = [m for m in metrics if m.metric == main.mean]
+    evaluations = [row for row in metrics if row.metric == main.mean]
     if not evaluations:
         raise DataError(
             f"{folder / 'metrics.csv'} has no accuracy yet. Continue the run with --resume."
@@ -187,17 +196,23 @@ def _so_far(
         settings = toml.loads(config)
     except tomllib.TOMLDecodeError as error:
         raise damaged(folder / "config.toml", f"is not valid TOML: {error}") from None
+
+    # The last evaluation: (metric, party) -> value. A round may be evaluated after several stages,
+    # so the stage counts, too.
     last = evaluations[-1]
     final = {
-        (m.metric, m.party): m.value
-        for m in metrics
-        if (m.round, m.stage) == (last.round, last.stage)
+        (row.metric, row.party): row.value
+        for row in metrics
+        if (row.round, row.stage) == (last.round, last.stage)
     }
+    # the evaluation modes of the method, each once, in order: parties have accuracies in them
     accuracies = [parse(metric) for metric, party in final if party]
-    modes = dict.fromkeys(m.mode for m in accuracies if m.mode and m.name == main.name)
-    data, held = settings.get("data", {}), partition.parties
+    modes = dict.fromkeys(one.mode for one in accuracies if one.mode and one.name == main.name)
+    data, held = settings.get("data", {}), partition.parties  # None in the horizontal setting
     found: dict[str, Any]
     if held is None:
+        # Clients that were absent have no row, but clients are numbered from 0: the first one's
+        # name "client-3" gives all names.
         names = [party for metric, party in final if metric == str(main) and party]
         names = (
             [f"{names[0].rpartition('-')[0]}-{i}" for i in range(partition.number)] if names else []
@@ -205,9 +220,12 @@ def _so_far(
         found = over_groups(final, names, modes, partition.unseen, task)
         dataset, clients = data.get("name"), data.get("clients")
     else:
+        # one prediction of all parties; `partition.json` names data that the config does not
         found = joint_scores(final, held.ids(party for _, party in final), [*modes], task)
         dataset = parsed(folder / "partition.json")["parties"].get("name", data.get("name"))
         clients = partition.number
+
+    # The fields of `RunSummary`. Those that a run has only at its end are None or empty.
     values = {
         "name": settings.get("name") or str(settings.get("method", "")),
         "method": str(settings.get("method", "")),

@@ -1,4 +1,8 @@
-"""The results of a comparison: its verdict, and the tables that the page and the terminal share."""
+"""The results of a comparison: its verdict, and the tables that the page and the terminal share.
+
+A comparison is joint if its methods are vertical: all parties give one prediction together. Else
+each client has a prediction, so a metric has a deviation over clients as well as over seeds.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -100,45 +104,73 @@ def metrics(found: Comparison) -> dict[Metric, Score]:
 def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:
     """A row for each method: the metrics in `titles`, the main one first, and costs; the best
     values are marked.
+
+    Columns: Method, [Preset], [Mode]; for the main metric its title, s.d. over clients, [s.d. over
+    seeds], for each other one its title; [Seeds]; bytes by direction, Time, Failures. Those in
+    brackets are there if they tell methods apart. A row is built in the same order.
     """
     methods, several = found.methods, found.several_seeds
-    seeds = several and (not found.joint or len({len(m.seeds) for m in methods}) > 1)
-    presets = len({m.preset for m in methods}) > 1
+    # of joint methods the caption says how many seeds there are, unless their numbers differ
+    seeds = several and (not found.joint or len({len(method.seeds) for method in methods}) > 1)
+    presets = len({method.preset for method in methods}) > 1
+    # by method, the evaluation mode of its main metric; empty if all have the same
     modes = {name: mode for mode, names in found.by_mode.items() for name in names}
     columns = ["Method", *(["Preset"] if presets else []), *(["Mode"] if modes else [])]
     main = next(iter(titles))
-    for name, title in titles.items():
-        columns += [title, *([] if found.joint or name != main else ["s.d. over clients"])]
-        columns += ["s.d. over seeds"] if several and name == main and not found.joint else []
+    for metric, title in titles.items():
+        columns += [title, *([] if found.joint or metric != main else ["s.d. over clients"])]
+        columns += ["s.d. over seeds"] if several and metric == main and not found.joint else []
     columns += ["Seeds"] if seeds else []
-    directions = ["up", "down", *(["across"] if any(m.bytes.across for m in methods) else [])]
+    # bytes between peers, where any method has such messages
+    directions = [
+        "up",
+        "down",
+        *(["across"] if any(method.bytes.across for method in methods) else []),
+    ]
     columns += [*(f"Sent {direction}" for direction in directions), "Time", "Failures"]
-    best = {name: _best(name, [one.mean for one in found.values(name).values()]) for name in titles}
+    best = {
+        metric: _best(metric, [spread.mean for spread in found.values(metric).values()])
+        for metric in titles
+    }
+
     rows = []
-    for number, m in enumerate(methods):
-        row = [PageCell(m.name, title=m.method, key=series_style(number).key("").sample)]
-        row += cells(*([m.preset] if presets else []), *([modes[m.name]] if modes else []))
-        for name in titles:
-            one, share = m.of(name), name.share
+    for number, method in enumerate(methods):  # by number, its color in all figures
+        row = [PageCell(method.name, title=method.method, key=series_style(number).key("").sample)]
+        row += cells(
+            *([method.preset] if presets else []), *([modes[method.name]] if modes else [])
+        )
+        for metric in titles:
+            spread, share = method.of(metric), metric.share  # None: the method has no such metric
             text = (
                 NONE
-                if one is None
-                else fmt.spread(one.mean, one.std_over_seeds if found.joint else None, share)
+                if spread is None
+                else fmt.spread(spread.mean, spread.std_over_seeds if found.joint else None, share)
             )
             row.append(
-                PageCell(text, best=one is not None and len(methods) > 1 and one.mean == best[name])
+                PageCell(
+                    text,
+                    best=spread is not None and len(methods) > 1 and spread.mean == best[metric],
+                )
             )
-            if name == main and not found.joint and one is not None:
-                row += cells(fmt.standard_deviation(one.std_over_clients, share))
-                row += cells(fmt.standard_deviation(one.std_over_seeds, share)) if several else []
-        row += cells(str(len(m.seeds))) if seeds else []
-        sizes = [getattr(m.bytes, direction) for direction in directions]
+            # The main metric of clients is one that every method has, so these cells are never
+            # missing from a row.
+            if metric == main and not found.joint and spread is not None:
+                row += cells(fmt.standard_deviation(spread.std_over_clients, share))
+                row += (
+                    cells(fmt.standard_deviation(spread.std_over_seeds, share)) if several else []
+                )
+        row += cells(str(len(method.seeds))) if seeds else []
+        sizes = [getattr(method.bytes, direction) for direction in directions]
         row += [PageCell(fmt.size(count), fmt.exact_bytes(count)) for count in sizes]
-        row += cells(fmt.duration(m.seconds), fmt.whole(m.failures))
+        row += cells(fmt.duration(method.seconds), fmt.whole(method.failures))
         rows.append(row)
+    # methods all of whose runs were left out: a name, why, and empty cells to the end
     for lost, how in found.without_result.items():
         row = cells(lost, *[NONE] * (presets + bool(modes)), how)
         rows.append([*row, *cells(*[NONE] * (len(columns) - len(row)))])
+
+    # The caption says what the rows have in common: whose predictions, of which rows. With several
+    # metrics their titles say the rows.
     title = fmt.capital(main.noun)
     caption = (
         "Predictions of the active party on the test rows"
@@ -149,6 +181,7 @@ def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:
     caption += ", ± s.d. over seeds" if found.joint and several else ""
     caption += "; tensor data and wall time of one run, failures in all runs"
     caption += "" if presets else f"; preset {methods[0].preset}"
+    # the first columns are words, which stand at the left; numbers stand at the right
     return PageTable(caption, columns, rows, words=1 + presets + bool(modes))
 
 

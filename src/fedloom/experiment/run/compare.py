@@ -1,4 +1,13 @@
-"""Compares several methods and seeds on identical splits, by paired differences."""
+"""Compares several methods and seeds on identical splits, by paired differences.
+
+`execute_all` executes the runs of an experiment, and `compare` makes their summaries one
+`Comparison`, the content of `comparison.json`. For runs that finished apart,
+`fedloom.report.gather` calls `compare` alone.
+
+Runs are grouped by their name, which is the method's unless the user gave another: one group for
+each line of the results, with a run for each seed. Runs of one seed have the same data, split and
+clients, so the difference of two methods is taken seed by seed and client by client.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -128,46 +137,66 @@ def compare(
         ConfigError: runs of one seed differ in data, public rows, clients or unseen clients; some
             methods are horizontal, others vertical; or only some runs have unseen clients.
     """
-    if len({s.task for s in summaries}) > 1:
+    # Refuse runs that measure different things. Not every run knows every key, as the rows of nodes
+    # have no hash here: None agrees with all.
+    if len({summary.task for summary in summaries}) > 1:
         raise ConfigError("runs cannot be compared: some predict a number, others classes")
-    _check_one_setting({s.name: "vertical" if s.scores else "horizontal" for s in summaries})
-    for seed in {s.seed for s in summaries}:
-        of_seed = [s for s in summaries if s.seed == seed]
-        for key in SAME:
-            values = {str(getattr(s, key)) for s in of_seed if getattr(s, key) is not None}
+    _check_one_setting(
+        {summary.name: "vertical" if summary.scores else "horizontal" for summary in summaries}
+    )
+    for seed in {summary.seed for summary in summaries}:
+        of_seed = [summary for summary in summaries if summary.seed == seed]
+        for key in SAME:  # the same within a seed only: each seed has a split of its own
+            values = {
+                str(getattr(summary, key))
+                for summary in of_seed
+                if getattr(summary, key) is not None
+            }
             if len(values) > 1:
                 raise ConfigError(
                     f"runs of seed {seed} cannot be compared: {key} is "
                     f"{' and '.join(sorted(values))}"
                 )
-        unseen = sorted({tuple(s.unseen) for s in of_seed})
+        unseen = sorted({tuple(summary.unseen) for summary in of_seed})
         if len(unseen) > 1:
             those = " and ".join(", ".join(map(str, clients)) or "none" for clients in unseen)
             raise ConfigError(
                 f"runs of seed {seed} cannot be compared: the unseen clients are {those}"
             )
-    if len({bool(s.unseen) for s in summaries}) > 1:
+    if len({bool(summary.unseen) for summary in summaries}) > 1:
         raise ConfigError("runs cannot be compared: some have unseen clients, others none")
+
+    # Leave out what diverged. If all did, all are kept, so that there is something to show; the
+    # list of runs that were left out names them all the same.
     every = list(zip(summaries, folders, strict=True))
     usable = [one for one in every if not one[0].diverged] or every
     left_out = [
         *failed,
         *(
             LeftOutRun(
-                name=s.name, seed=s.seed, folder=_name(folder), diverged=True, reason=s.diverged
+                name=summary.name,
+                seed=summary.seed,
+                folder=_name(folder),
+                diverged=True,
+                reason=summary.diverged,
             )
-            for s, folder in every
-            if s.diverged
+            for summary, folder in every
+            if summary.diverged
         ),
     ]
-    summaries = [s for s, _ in usable]
+
+    # The runs of each name, one for each seed, in the order of the experiment: the first name is
+    # what all others are compared with.
+    summaries = [summary for summary, _ in usable]
     groups: dict[str, list[RunSummary]] = {}
-    for s in summaries:
-        groups.setdefault(s.name, []).append(s)
+    for summary in summaries:
+        groups.setdefault(summary.name, []).append(summary)
     reference, *others = groups
-    found, *further = shared_metrics(summaries)
-    main = main or found
-    tested = {s.tested for s in summaries}
+    # the metrics that all runs have, the main one first
+    first_metric, *further = shared_metrics(summaries)
+    main = main or first_metric
+    tested = {summary.tested for summary in summaries}
+    # gains of networks are told over training alone, where that is compared
     baseline = next(
         (name for name, group in groups.items() if group[0].method == "local"), reference
     )
@@ -180,25 +209,34 @@ def compare(
         reference=reference,
         methods=[_method(name, group, main, groups[baseline]) for name, group in groups.items()],
         gains_over=baseline,
+        # fields with a default are left out, not set to None, if runs do not agree or have none
         **({"tested": tested.pop()} if len(tested) == 1 else {}),
-        natural=all(s.natural for s in summaries),
-        unseen={str(s.seed): s.unseen for s in summaries if s.unseen},
+        natural=all(summary.natural for summary in summaries),
+        unseen={str(summary.seed): summary.unseen for summary in summaries if summary.unseen},
         metric=main,
         differences=differences(main),
         further={metric: differences(metric) for metric in further},
         lower_is_better=[metric for metric in (main, *further) if metric.lower_is_better],
-        unequal=[*unequal(summaries), *_evaluated(groups, main), *_partly(left_out, groups)],
+        unequal=[
+            *unequal(summaries),
+            *_clients_evaluated(groups, main),
+            *_seeds_missing(left_out, groups),
+        ],
         remarks=[*_reasons(left_out), *remarks(summaries)],
-        runs=[ComparedRun(name=s.name, seed=s.seed, folder=_name(folder)) for s, folder in usable],
+        runs=[
+            ComparedRun(name=summary.name, seed=summary.seed, folder=_name(folder))
+            for summary, folder in usable
+        ],
         **({"left_out": left_out} if left_out else {}),
     )
 
 
 def _name(folder: Path | None) -> str | None:
+    """A run's folder within that of the comparison; None if nothing was written."""
     return folder.name if folder else None
 
 
-def _partly(
+def _seeds_missing(
     left_out: Sequence[LeftOutRun], groups: Mapping[str, Sequence[RunSummary]]
 ) -> list[str]:
     """The methods of which only some seeds are left, which favors them."""
@@ -266,7 +304,7 @@ def remarks(summaries: Sequence[RunSummary]) -> list[str]:
     return made
 
 
-def _evaluated(groups: Mapping[str, Sequence[RunSummary]], main: Metric) -> list[str]:
+def _clients_evaluated(groups: Mapping[str, Sequence[RunSummary]], main: Metric) -> list[str]:
     """The number of clients that have a value of the main metric, if it differs."""
     counts = {name: sorted({len(_each(s, main)) for s in group}) for name, group in groups.items()}
     if len({*map(tuple, counts.values())}) == 1:
@@ -395,11 +433,13 @@ def _difference(
     pairs = [(s, by_seed[s.seed]) for s in first if s.seed in by_seed]
     per_seed, per_client = [], []
     for a, b in pairs:
-        x, y = _each(a, metric), _each(b, metric)
-        common = [i for i in x if i in y]
-        per_client += [x[i] - y[i] for i in common]
-        if common and x.keys() != y.keys():
-            per_seed.append(_mean([x[i] - y[i] for i in common]))
+        of_a, of_b = _each(a, metric), _each(b, metric)
+        common = [i for i in of_a if i in of_b]
+        per_client += [of_a[i] - of_b[i] for i in common]
+        # Where a client has a value in one run only, the runs' means are of different clients, and
+        # their difference is not paired. A joint prediction has a mean, but no clients.
+        if common and of_a.keys() != of_b.keys():
+            per_seed.append(_mean([of_a[i] - of_b[i] for i in common]))
         else:
             per_seed.append(a.of(metric).mean - b.of(metric).mean)  # type: ignore[union-attr]
     sign = -1 if metric.lower_is_better else 1

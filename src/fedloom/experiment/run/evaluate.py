@@ -2,6 +2,10 @@
 states.
 
 Evaluation is not part of a method: its messages are not counted, and no method reads a test row.
+
+A party is asked by `call_all`: one in this process must answer, or the run ends with its error; a
+node may be away or may refuse, and is left out. `client_metrics` and others make metrics of the
+replies.
 """
 
 import hashlib
@@ -123,10 +127,14 @@ def call_all(
         MethodError: a party in this process fails.
         PartiesMissing: no party has replied, or with `every`, one has not.
     """
+    # By party number, a reply or a `Failure`. The first None: no party has arguments of its own.
+    # The second: the call is of no round, so no fault is injected.
     replies = dict(
         zip(engine.ids, engine.call(engine.ids, method, arguments, None, None), strict=True)
     )
     failed = {i: reply for i, reply in replies.items() if isinstance(reply, Failure)}
+    # Nodes may run other versions or lie, so their replies are checked, while those of this process
+    # cannot be wrong in form. Sorted, as a set has no order and failures are logged in this one.
     for i in sorted(replies.keys() - failed.keys()) if engine.remote else ():
         try:
             check(i, replies)
@@ -134,6 +142,7 @@ def call_all(
             failed[i] = Failure(
                 "invalid reply", f"({error}): use the same version of fedloom at the node"
             )
+    # What failed: an error of this program ends the run; of nodes only surprises are logged.
     for i, failure in failed.items():
         if failure.reason in NOT_LOGGED:
             continue
@@ -141,8 +150,12 @@ def call_all(
             raise MethodError(
                 f"cannot evaluate {engine.name(i)}:\n{failure.trace or failure.reason}"
             )
+        # a node sends no traceback: `trace` says what it refused, or where to read what happened
         why = f"{failure.reason} {failure.trace}".strip()
         _log.warning("%s is left out of an evaluation: %s", engine.name(i), why)
+
+    # Too few replies. If every node refused, their owners' settings are the cause, and the node's
+    # own words say more: such as that the budget of answers is spent.
     if (
         failed
         and all(failure.reason == "refused" for failure in failed.values())

@@ -1,4 +1,18 @@
-"""A run in progress: its rounds, the metrics between them, and its checkpoints."""
+"""A run in progress: its rounds, the metrics between them, and its checkpoints.
+
+`execute` makes a `Session` of a plan, an engine and a folder, calls `begin` and then `go`:
+
+    begin   a new folder, or the newest checkpoint
+    go      round 0: metrics before training, of the stage "start"
+            each round: the method's stages, metrics after each if the round is evaluated, notes of
+            parties, and from time to time a checkpoint
+            the end: warnings, `result.json`, and the end of the engine
+
+A step of a client is an iteration, and `step` of them are a round: metrics are drawn over
+iterations, so that methods with other rounds are comparable. A round that loses a machine is
+repeated from a copy of all states, the snapshot, and a run that was stopped continues from its
+checkpoint; both give the bits of a run without.
+"""
 
 import hashlib
 import logging
@@ -185,21 +199,26 @@ class Session:
         `keep_models`.
         """
         plan = self.plan
-        points = evaluated(plan.run, plan.rounds)
+        points = evaluated(plan.run, plan.rounds)  # the numbers of done rounds to evaluate after
         milestones = evenly(MILESTONES, plan.rounds)
         step = plan.cfg.iterations_per_round
+        # rows of metrics need a round, an iteration and a stage; a resumed run has these already
         if self.done == 0:
             self._recorded(lambda: self._evaluate(0, 0, "start"))
-        for t in range(self.done, plan.rounds):
+
+        for t in range(self.done, plan.rounds):  # from 0; `done` counts from 1
             try:
                 self._recorded(partial(self._round, t, step, evaluate=t + 1 in points))
             except (MethodError, ArithmeticError, RuntimeError, ValueError) as error:
+                # An error in a page is shown as it is, but where a weight is not finite, that is
+                # its cause. States of nodes are not looked at: they are not here.
                 if isinstance(error, TrainingDiverged) or self.engine.remote or self._finite():
                     raise
                 raise TrainingDiverged(
                     "weights are not finite, as training diverged: lower the learning rate "
                     f"({error})"
                 ) from error
+            # the round counts only now that all of it is recorded
             self.done = t + 1
             if self.done == plan.rounds or self._should_save(self.done in milestones):
                 self._save()
@@ -217,9 +236,12 @@ class Session:
                     str(self.where),
                 )
             )
+            # a run that was asked to stop in its last round is finished, not stopped
             if self.done < plan.rounds and stop():
                 self._save()
                 raise Stopped(self.done, self.folder)
+
+        # The end. Where it ran is asked again, as machines may have joined or left.
         self.where = account(self.engine, plan.run.engine)
         mistakes = warnings(plan, self.fed, self._final_states)
         for text in mistakes:
@@ -228,9 +250,11 @@ class Session:
         summary = summarize(
             plan, self.fed, self.record, self.done, self._digests(), self.where, mistakes, leaks
         )
+        # result.json is last: a folder with it is that of a finished run
         if self.folder is not None:
             self.record.write(self.folder, self.fed)
             write_json(self.folder / "result.json", summary)
+        # tells remote parties that the run has ended, with what the server sends last
         self.engine.finish({} if plan.server is None else plan.server.broadcast())
         trained = TrainedModels(plan, self._final_states()) if keep_models else None
         return RunResult(summary, self.record.metrics, self.folder, trained)
@@ -348,8 +372,14 @@ class Session:
     def _record_notes(self, round: int, iteration: int, stage: str, evaluate: bool) -> None:
         """Record the notes of this round: the server's, means over clients, each client's on
         privacy, and mixing weights.
+
+        A note is a number that a party's page wrote under a name, or a list of numbers. Of lists
+        only "mixing" is recorded: a client's weight for the model of each party.
         """
+        # names of notes that are recorded for each party, not as a mean: a mean of privacy losses
+        # says nothing about anybody
         privacy = privacy_notes(self.plan)
+        # read in any case, which clears them for the next round
         if self.plan.server is not None:
             for name, value in self.plan.server.take_notes().items():
                 if not isinstance(value, list) and name not in privacy:
@@ -357,6 +387,7 @@ class Session:
         values_by_note: dict[str, list[float]] = {}
         for party, notes in self.engine.notes().items():
             for name, value in notes.items():
+                # a page must not write over a metric of the run, nor give too few or many weights
                 if name.startswith(RESERVED) or (
                     name == "mixing"
                     and not (isinstance(value, list) and len(value) == len(self.engine.ids))
@@ -369,10 +400,13 @@ class Session:
                 elif not isinstance(value, list):
                     values_by_note.setdefault(name, []).append(value)
                     self._warn(name, value, party)
+                # N numbers for each of N parties are too many to keep after every round
                 elif name == "mixing" and evaluate:
                     self.record.mix(round, self.engine.name(party), value)
+        # over the parties that wrote the note, without a party: a metric of the whole federation
         for name, values in values_by_note.items():
             self.record.add_metric(round, iteration, stage, name, float(np.mean(values)))
+        # with noise on means, how many of this round's each party was part of: ε is counted by it
         if self.plan.run.aggregate.noise is not None:
             for party, means in sorted(self.fed.contributions.items()):
                 self.record.add_metric(

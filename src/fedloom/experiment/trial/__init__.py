@@ -6,6 +6,10 @@ compared, so that no row is scored by a choice that it took part in, but for a s
 weights of owners. A score is a mean of rows'
 contributions (`contributions`), which give each owner's gain its standard error (`evidence`); the
 owners' gains inform each other (`sharing`); both decide (`decide`).
+
+`trial` is the door of Python, and `fedloom trial` goes through it: it checks the settings, makes of
+any kind of data either `Owners` with rows of their own, for `run_trial`, or files of partners with
+columns of their own, for `trial_columns`, and adds to the result the settings that read this data.
 """
 
 import warnings
@@ -82,18 +86,17 @@ def trial(
         data: the path of a CSV or Parquet file or of a folder of pictures, columns by name, or a
             data frame, with label and group. Or arrays (X, y) with group, a `Dataset` with groups,
             or a list with arrays, a frame or a torch Dataset for each owner. Or a list of CSV files
-            of the same people with other columns, the first with the
-            label, and id: whether the label is told better by all columns.
+            of the same people with other columns, the first with the label, and id: whether the
+            label is told better by all columns.
         label: the column of classes, or of numbers to predict.
         group: the column of owners, such as hospitals; or the owner (n,) of each row of arrays.
         id: the column that names each row, such as a patient; rows of one id are never split.
         drop, keep, missing, task, missing_words, decimal, encode, missing_columns: see
-        `fedloom.data.own.read_data`.
+            `fedloom.data.own.read_data`.
         unit: a column, such as a recording, whose rows of one value are never split between
             training and test.
         time: columns by which rows are ordered, such as ["year", "month"]: test rows then come
-            after training rows.
-            None: columns that look like it; () for random splits.
+            after training rows. None: columns that look like it; () for random splits.
         budget: time, such as "10m", or seconds; None for no limit, so that equal seeds give equal
             results.
         progress: called after each candidate in each repeat with the number of those that ended, of
@@ -105,6 +108,8 @@ def trial(
         DataError: the data cannot be read, or owners have too few rows.
         ConfigError: a setting is invalid, or a method cannot be tried.
     """  # noqa: E501
+    # The settings of the trial. Those of earlier versions are taken over, or refused with what to
+    # use in their place.
     known = TrialConfig.__dataclass_fields__
     if "splits" in settings:
         warnings.warn(
@@ -123,11 +128,14 @@ def trial(
         )
     if unknown:
         raise ConfigError(f"a trial has no setting {unknown!r}; choose from {', '.join(known)}")
+    # a frozen config holds tuples, while people write lists
     values: dict[str, Any] = {
         k: tuple(value) if isinstance(value, list) else value for k, value in settings.items()
     }
     values |= {"metric": metric_named(values["metric"])} if "metric" in values else {}
     config = TrialConfig(**values | ({} if budget is None else {"seconds": seconds_of(budget)}))
+
+    # several files: partners with other columns of the same people
     if (
         isinstance(data, list | tuple)
         and len(data) > 1
@@ -150,6 +158,9 @@ def trial(
         result = trial_columns(
             [Path(one) for one in data], options, config, unit=unit, progress=progress
         )
+        # The recipe is a run on the same people: `missing` is "files" there, as in the trial, so
+        # that people whom a partner lacks stay in. It names only settings that differ from their
+        # defaults, of those that a run with files has.
         files = {"files": [str(one) for one in data], "id": id, "label": label, "missing": "files"}
         given = {
             name: vars(options)[name]
@@ -160,9 +171,11 @@ def trial(
             result, recipe={"method": "vertical-forest", "columns": files, "data": given}
         )
 
+    # everything else becomes owners with rows of their own
     def tried(owners: Owners) -> TrialResult:
-        asked = time is not None or unit is not None
-        return run_trial(owners if asked else in_doubt(owners), config, progress=progress)
+        # who names a time or a unit, or time = () for none, has said how rows depend on each other
+        said = time is not None or unit is not None
+        return run_trial(owners if said else in_doubt(owners), config, progress=progress)
 
     if isinstance(data, Dataset):
         return tried(owners_of(data))
@@ -170,14 +183,17 @@ def trial(
         from fedloom.experiment.config.objects import data_settings, one_table
 
         grammar = DataOptions(missing_words=tuple(missing_words), decimal=decimal).grammar
+        # A list with a frame for each owner becomes one table with a column of owners, which is
+        # read below like a file. Frames of different columns, and lists of arrays, do not.
         frames = isinstance(data, list) and label is not None and group is None
         if frames and (found := one_table(data, grammar)):
             data, group = found
-    if isinstance(data, list | tuple):
+    if isinstance(data, list | tuple):  # still: objects in memory, held under a name
         held = data_settings(
             data, label=label, group=group, columns={"task": task} if task else {}
         )["name"]
         return tried(held_owners(held))
+    # a file must say which column is what, while the folders of pictures say it by their names
     if (
         isinstance(data, str | Path)
         and not Path(data).expanduser().is_dir()
@@ -204,10 +220,13 @@ def trial(
         encode=dict(encode),
         missing_columns=missing_columns,
     )
+    # None and () differ: the first looks for columns of time, the second splits at random
     order = (time,) if isinstance(time, str) else time if time is None else tuple(time)
     result = tried(read_owners(data, options, SplitColumns(unit or id, order)))
     if not isinstance(data, str | Path):
-        return result
+        return result  # a recipe is a file, and cannot name columns or a frame in memory
+
+    # the recipe reads the same file in the same way; all rows are of owners, and none is public
     given = {
         name: value
         for name, value in vars(options).items()

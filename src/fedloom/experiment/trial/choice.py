@@ -64,26 +64,38 @@ def personal(gains: np.ndarray, spread: np.ndarray, units: np.ndarray) -> np.nda
     """
     from scipy.special import ndtr  # slow to import
 
+    # All arrays are (W - 1, ..., N), and means are over the N owners, for each weight. An unknown
+    # gain has an infinite variance, and so no part in a mean.
     known = np.isfinite(gains)
-    g = np.where(known, gains, 0.0)
+    gain = np.where(known, gains, 0.0)
     variance = np.where(known, _variances(known, spread, units), np.inf)
 
-    def mean(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        total = np.maximum(w.sum(-1, keepdims=True), 1e-30)
-        return (w * g).sum(-1, keepdims=True) / total, total
+    def mean(precision: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        total = np.maximum(precision.sum(-1, keepdims=True), 1e-30)
+        return (precision * gain).sum(-1, keepdims=True) / total, total
 
-    w = 1 / variance
-    middle, total = mean(w)
-    excess = (w * np.square(g - middle)).sum(-1, keepdims=True) - known.sum(-1, keepdims=True) + 1
-    spread = np.maximum(
-        excess / np.maximum(total - np.square(w).sum(-1, keepdims=True) / total, 1e-12), 0.0
+    # The variance of true gains between owners: by how much gains differ more than their own
+    # variances explain, of which the expectation is the number of known gains less 1.
+    precision = 1 / variance
+    middle, total = mean(precision)
+    excess = (
+        (precision * np.square(gain - middle)).sum(-1, keepdims=True)
+        - known.sum(-1, keepdims=True)
+        + 1
     )
-    middle, total = mean(1 / (variance + spread))
-    own = spread / (variance + spread)
-    expected = own * g + (1 - own) * middle
-    deviation = np.sqrt((1 - own) * spread + np.square(1 - own) / total)
+    between = np.maximum(
+        excess / np.maximum(total - np.square(precision).sum(-1, keepdims=True) / total, 1e-12), 0.0
+    )
+
+    # each owner's expected gain: its own, drawn to the mean of all the more, the less its rows tell
+    middle, total = mean(1 / (variance + between))
+    own = between / (variance + between)
+    expected = own * gain + (1 - own) * middle
+    deviation = np.sqrt((1 - own) * between + np.square(1 - own) / total)
+
+    # the weight with the largest expected gain, among those that are safe for this owner
     likely = (ndtr(expected / np.maximum(deviation, 1e-12)) >= LIKELY) & (
-        ndtr(g / np.sqrt(variance)) > AGAINST
+        ndtr(gain / np.sqrt(variance)) > AGAINST
     )
     best = np.where(likely, expected - CAUTION * deviation, -np.inf).argmax(0)
     found: np.ndarray = np.where(likely.any(0), np.array(WEIGHTS)[best], 1.0)

@@ -8,11 +8,15 @@ Every row of the first file is predicted by models that did not see it, as in `r
 folds, and in each fold the candidates, for alone and joint, that are best on other rows. The gain
 is told for all people, for those that a partner has, and with several partners for each one beside
 the others. Rows count as in `evidence`.
+
+`trial` calls it when it is given several files, and adds the recipe of a run to the result. In
+shapes, C counts repeats, n people with a label in the order of the first file, K classes, and M
+models: the black boxes, and their mean. A number to predict has no axis of K.
 """  # noqa: E501
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -52,6 +56,24 @@ JOINT, ALONE = "joint", "alone"
 Columns = Mapping[str, RawColumn]
 
 
+@dataclass(frozen=True, eq=False)
+class Parties:
+    """What the files of a trial of columns hold, in the order of the first file's n rows.
+
+    Attributes:
+        own: the columns of the first file, with the label, without id and unit.
+        partners: by the name of each other file, its columns, called such as "lab.glucose"; cells
+            are missing for people that the partner lacks.
+        units: (n,) the unit of each row, numbered from 0; None without one.
+        notes: sentences on ids that differ in writing only.
+    """
+
+    own: dict[str, RawColumn]
+    partners: dict[str, dict[str, RawColumn]]
+    units: np.ndarray | None
+    notes: list[str]
+
+
 def trial_columns(
     files: Sequence[Path],
     options: DataOptions,
@@ -74,6 +96,8 @@ def trial_columns(
             are in common.
     """
     started = perf_counter()
+
+    # settings of trials of rows that have no meaning here are refused, not ignored
     if config.methods:
         raise ConfigError(
             "a trial of columns compares what all columns tell: leave out method, here "
@@ -83,38 +107,60 @@ def trial_columns(
         raise ConfigError(
             "a trial of columns has no limit of time: leave out budget, and set repeats for fewer"
         )
-    own, partners, units, misses = read_parties(files, options, unit)
-    sets = {
+    parties = read_parties(files, options, unit)
+    own, partners, units = parties.own, parties.partners, parties.units
+
+    # The sets of columns that models are trained on: the first file's, and those of all files. With
+    # several partners also all but one partner's, under that partner's name: what the joint set
+    # tells beyond it is what this partner adds beside the others. With one partner that is ALONE.
+    column_sets = {
         ALONE: own,
-        JOINT: {**own, **{name: c for columns in partners.values() for name, c in columns.items()}},
+        JOINT: {
+            **own,
+            **{
+                column_name: column
+                for columns in partners.values()
+                for column_name, column in columns.items()
+            },
+        },
     }
     if len(partners) > 1:
         for name in partners:
             rest = {
-                k: c
+                column_name: column
                 for other, columns in partners.items()
                 if other != name
-                for k, c in columns.items()
+                for column_name, column in columns.items()
             }
-            sets[name] = {**own, **rest}
-    read = replace(options, id=None, group=None)
+            column_sets[name] = {**own, **rest}
+    # the column of ids was taken out when files were joined, so reading must not look for it
+    without_id = replace(options, id=None, group=None)
     data = {
-        name: encoded(*interpret(columns, read, files[0].stem)) for name, columns in sets.items()
+        name: encoded(*interpret(columns, without_id, files[0].stem))
+        for name, columns in column_sets.items()
     }
+
+    # all sets are of the same people with the same labels, and differ in inputs only
     y, classes = data[ALONE].y, len(data[ALONE].classes)
-    if min(len(y), *(len(each.y) for each in data.values())) < FEWEST_ROWS:
+    if min(len(y), *(len(one.y) for one in data.values())) < FEWEST_ROWS:
         raise DataError(
             f"A trial needs at least {FEWEST_ROWS} people with a label, but {files[0]} has "
             f"{len(y)}."
         )
+    # Encoding leaves out people without a label, and this mask (of all people in the first file)
+    # leaves out the same ones of units and partners. More rows left out would shift one against
+    # the other.
     labeled = np.array([bool(text) for text in own[str(options.label)].text])
     if labeled.sum() != len(y):
         raise DataError(
             f"{files[0]} has rows that are left out beside those without {options.label!r}: "
             "remove them."
         )
-    units, again = _with_copies(data, None if units is None else units[labeled])
-    has = {name: _present(columns)[labeled] for name, columns in partners.items()}
+    units, copy_notes = _with_copies(data, None if units is None else units[labeled])
+    # by partner, (n,) whether it has anything on each labeled person
+    known_to = {name: _any_value(columns)[labeled] for name, columns in partners.items()}
+
+    # the settings that follow from the label: a score, and the black boxes that can predict it
     metric, task, repeats = metric_for(config, classes), data[ALONE].task, config.repeats or REPEATS
     for name in config.alone or ():
         check_task(name, task)
@@ -127,24 +173,32 @@ def trial_columns(
         raise DataError(
             "A trial of columns compares black boxes: name some as alone, or leave it out."
         )
+
+    # (repeats, n): all sets share the folds, so that predictions of a row are paired
     folds = np.stack([_folds(y, units, config.seed, c) for c in range(repeats)])
     priors = _priors(y, folds, classes)
+
+    # Predict all rows by each set. Progress counts each black box of the first repeat, and a later
+    # repeat, which trains only chosen ones, as one.
     total, done = len(data) * (len(boxes) + repeats - 1), 0
-    labels, chosen = {}, {}
+    best_names, chosen = {}, {}  # by set; chosen (repeats, n, K), or (repeats, n) of numbers
     with on_one_thread():
-        for name, each in data.items():
-            run = _Side(metric, boxes, each, folds, priors, config.seed)
+        for name, one in data.items():
+            side = _Side(metric, boxes, one, folds, priors, config.seed)
             for c in range(repeats):
                 done += len(boxes) if c == 0 else 1
-                run.repeat(c)
+                side.repeat(c)
                 if progress is not None:
                     progress(done, total, perf_counter() - started)
-            chosen[name], labels[name] = np.stack(run.chosen), run.label()
-    names = [*boxes, *[_mean_of(boxes)] * (len(boxes) > 1)]
+            chosen[name], best_names[name] = np.stack(side.chosen), side.best_name()
+    tried = [*boxes, *[_mean_of(boxes)] * (len(boxes) > 1)]
+
+    # The cards: title -> the set that the joint one is compared with, and the rows (n,) that count.
+    # People that a partner has get a card only if they are enough, and not simply all people.
     shown = {"all people": (ALONE, np.ones(len(y), bool))}
-    for name, present in has.items():
-        if FEWEST_ROWS <= present.sum() < len(y):
-            shown[f"people that {name} has"] = (ALONE, present)
+    for name, known in known_to.items():
+        if FEWEST_ROWS <= known.sum() < len(y):
+            shown[f"people that {name} has"] = (ALONE, known)
         if len(partners) > 1:
             shown[f"by the columns of {name}"] = (name, np.ones(len(y), bool))
     cards = {
@@ -156,15 +210,21 @@ def trial_columns(
             folds[:, rows],
             priors[:, rows],
             None if units is None else units[rows],
-            labels[JOINT],
+            best_names[JOINT],
             config.worth,
         )
         for title, (against, rows) in shown.items()
     }
-    first = cards["all people"]
+    of_all_people = cards["all people"]
+    # No method was trained, so nothing was revealed or found infeasible, and the caller adds the
+    # recipe. A set chooses anew in every fold, but only its best on all rows is named.
     return TrialResult(
         owners=cards,
-        overall={"gain": first.gain, "alone": first.alone, "federated": first.federated},
+        overall={
+            "gain": of_all_people.gain,
+            "alone": of_all_people.alone,
+            "federated": of_all_people.federated,
+        },
         metric=metric,
         worth=config.worth,
         seed=config.seed,
@@ -172,17 +232,18 @@ def trial_columns(
         folds=FOLDS,
         in_time=False,
         recipe={},
-        alone=labels[ALONE],
-        chosen={labels[JOINT]: repeats * FOLDS},
-        chosen_alone={labels[ALONE]: repeats * FOLDS},
-        tried=list(names),
+        alone=best_names[ALONE],
+        chosen={best_names[JOINT]: repeats * FOLDS},
+        chosen_alone={best_names[ALONE]: repeats * FOLDS},
+        tried=tried,
         not_tried=[one.name for one in methods.registry().values() if one.setting == "vertical"],
         infeasible={},
         revealed=[],
         notes=[
-            *_notes(files[0].stem, len(y), has),
-            *misses,
-            *again,
+            *_notes_on_people(files[0].stem, len(y), known_to),
+            *parties.notes,
+            *copy_notes,
+            # both sets say the same of the first file's columns: each note once, in order
             *dict.fromkeys([*data[ALONE].notes, *data[JOINT].notes]),
         ],
         seconds=perf_counter() - started,
@@ -190,16 +251,13 @@ def trial_columns(
     )
 
 
-def read_parties(
-    files: Sequence[Path], options: DataOptions, unit: str | None
-) -> tuple[dict[str, RawColumn], dict[str, dict[str, RawColumn]], np.ndarray | None, list[str]]:
-    """The columns of the first file with the label; those of each partner, as "lab.glucose", in the
-    order of the first file's people, empty for people that the partner lacks; the unit (n,) of each
-    row; and notes on ids.
+def read_parties(files: Sequence[Path], options: DataOptions, unit: str | None) -> Parties:
+    """The columns of all files, the partners' joined to the first file's rows by id.
 
     Raises:
         DataError: see `trial_columns`.
     """
+    # what the settings must and must not say
     if options.id is None or options.label is None:
         lacking = {
             "id, the column that all files have": options.id,
@@ -214,11 +272,14 @@ def read_parties(
             "Owners with other rows and other columns at once cannot be tried yet: try rows with "
             "one file and group, columns with several files and no group."
         )
+    # partners, and the columns of each, are called by the file's name without folder and ending
     if len({file.stem for file in files}) < len(files):
         raise DataError(
             f"Files must have different names, not {', '.join(file.name for file in files)}."
         )
     refuse_unknown_files(options.decimals, files)
+
+    # each file by its own grammar: files may differ in the sign before decimals
     tables = [
         read_table(file, needed=[options.id], grammar=options.of_file(file.name).grammar)
         for file in files
@@ -232,38 +293,47 @@ def read_parties(
             f"The first file must have the label, but {files[0]} has no column {options.label!r}."
             + (f" Name {holder} first." if holder else did_you_mean(options.label, tables[0]))
         )
+
+    # Ids leave the tables, as they are no features. Normalized, " A1" and "a1" are one person.
+    # `ids` has, for each file, the id of each of its rows.
     ids = [[*map(normalize, table.pop(options.id).text)] for table in tables]
-    for file, names in zip(files, ids, strict=True):
-        if len(set(names)) < len(names):
-            again = next(name for name in names if names.count(name) > 1)
+    for file, file_ids in zip(files, ids, strict=True):
+        if len(set(file_ids)) < len(file_ids):
+            again = next(one for one in file_ids if file_ids.count(one) > 1)
             raise DataError(
                 f"{options.id} must name each row of {file} once, but {again!r} is there several "
                 "times: keep one row of each, such as the last, or one of their means."
             )
+
+    # the unit says which rows stay together, and is no feature either
     own, units = tables[0], None
     if unit is not None:
         if unit not in own:
             raise DataError(f"{files[0]} has no column {unit!r} to keep rows together by.")
         units = np.unique(own.pop(unit).text, return_inverse=True)[1].reshape(-1)
+
+    # bring each partner's rows into the order of the first file's
     partners = {}
-    for file, table, names in zip(files[1:], tables[1:], ids[1:], strict=True):
+    for file, table, file_ids in zip(files[1:], tables[1:], ids[1:], strict=True):
         if options.label in table:
             raise DataError(
                 f"Only the first file may have the label {options.label!r}, but {file} has it: "
                 "remove it."
             )
-        place = {name: number for number, name in enumerate(names)}
-        rows = [place.get(name) for name in ids[0]]
+        # a row without an id is of nobody known: two such rows are not one person
+        row_of = {one: number for number, one in enumerate(file_ids) if one}
+        rows = [row_of.get(one) for one in ids[0]]  # None: the partner lacks this person
         if sum(row is not None for row in rows) < FEWEST_ROWS:
             raise DataError(
                 f"{file} has fewer than {FEWEST_ROWS} of the people of {files[0]} by "
-                f"{options.id}, such as {names[0]!r} and {ids[0][0]!r}: write ids alike in all "
+                f"{options.id}, such as {file_ids[0]!r} and {ids[0][0]!r}: write ids alike in all "
                 "files."
             )
+        # the prefix tells columns of one name in several files apart
         partners[file.stem] = {
-            f"{file.stem}.{name}": _taken(column, rows) for name, column in table.items()
+            f"{file.stem}.{name}": _at_rows(column, rows) for name, column in table.items()
         }
-    return (
+    return Parties(
         own,
         partners,
         units,
@@ -277,6 +347,8 @@ def _with_copies(
     """The unit (n,) of each person, one for those whose own or joint columns are copies; and a note
     on these.
     """
+    # A copy in training gives the answer to the one in the test. Two people that only partners tell
+    # apart do so for the models of ALONE, hence copies by either set of columns count.
     found = [raw_copies(data[name])[0].copies for name in (ALONE, JOINT)]
     copies = joined_codes(*found)
     if not (count := len(copies) - len(np.unique(copies))):
@@ -288,21 +360,23 @@ def _with_copies(
     return copies if units is None else joined_codes(units, copies), [note]
 
 
-def _taken(column: RawColumn, rows: Sequence[int | None]) -> RawColumn:
+def _at_rows(column: RawColumn, rows: Sequence[int | None]) -> RawColumn:
+    """The column's cells at these row numbers; a missing cell for None."""
     import pyarrow as pa
 
     return RawColumn.of(column.name, column.cells.take(pa.array(rows, pa.int64())), column.grammar)
 
 
-def _present(columns: Columns) -> np.ndarray:
-    """(n,) whether a person has any value."""
+def _any_value(columns: Columns) -> np.ndarray:
+    """(n,) whether a person has any value in these columns."""
+    # (columns, n) texts, where a missing cell is ""
     found: np.ndarray = (np.array([column.text for column in columns.values()]) != "").any(axis=0)
     return found
 
 
-def _notes(name: str, people: int, has: Mapping[str, np.ndarray]) -> list[str]:
+def _notes_on_people(name: str, people: int, known_to: Mapping[str, np.ndarray]) -> list[str]:
     common = "; ".join(
-        f"{partner} has {int(present.sum()):,} of them" for partner, present in has.items()
+        f"{partner} has {int(known.sum()):,} of them" for partner, known in known_to.items()
     )
     return [
         f"{name} has {people:,} people with a label; {common}.",
@@ -312,6 +386,7 @@ def _notes(name: str, people: int, has: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def _folds(y: np.ndarray, units: np.ndarray | None, seed: int, repeat: int) -> np.ndarray:
+    """(n,) the fold of each row in this repeat, from 0 to `FOLDS` - 1."""
     rng = stream(seed, "trial.folds", repeat, 0)
     if units is None:
         return by_class(y, rng)
@@ -325,38 +400,33 @@ def _priors(y: np.ndarray, folds: np.ndarray, classes: int) -> np.ndarray:
     for c, fold in enumerate(folds):
         for k in range(FOLDS) if classes else ():
             counts = np.bincount(y[fold != k], minlength=classes)
+            # probabilities are divided by these, so a class that no row trains has no share of 0
             found[c, fold == k] = np.where(counts > 0, counts / counts.sum(), 1 / classes)
     return found
 
 
+@dataclass(eq=False)
 class _Side:
     """The models of one set of columns, in repeats of folds: all in the first, and later those that
     it chooses.
 
     Attributes:
+        boxes: the names of the black boxes.
+        folds, priors: (C, n) and (C, n, K), of all repeats.
+        first: (M, n, K) predictions of the first repeat, by each of the black boxes and, if there
+            are several, by their mean as the last; (M, n) of numbers. All choices are made by it.
         chosen: for each repeat, (n, K) probabilities or (n,) numbers by models that did not see the
             row.
     """
 
-    def __init__(
-        self,
-        metric: str,
-        boxes: Sequence[str],
-        data: Dataset,
-        folds: np.ndarray,
-        priors: np.ndarray,
-        seed: int,
-    ) -> None:
-        self.metric, self.boxes, self.data, self.folds, self.priors, self.seed = (
-            metric,
-            boxes,
-            data,
-            folds,
-            priors,
-            seed,
-        )
-        self.first: np.ndarray = np.zeros(0)  # (M, n, ...) of the black boxes, and of their mean
-        self.chosen: list[np.ndarray] = []
+    metric: str
+    boxes: Sequence[str]
+    data: Dataset
+    folds: np.ndarray
+    priors: np.ndarray
+    seed: int
+    first: np.ndarray = field(init=False)
+    chosen: list[np.ndarray] = field(default_factory=list)
 
     def repeat(self, c: int) -> None:
         """Predict all rows once more."""
@@ -367,11 +437,15 @@ class _Side:
                 if len(self.boxes) > 1
                 else found
             )
+        # (FOLDS,) for each fold of this repeat, the number of the model that predicts best, in the
+        # first repeat, the rows that are not in the fold
         scores = [self._scores(self.folds[c] != k) for k in range(FOLDS)]
-        choice = best(np.stack(scores, axis=1), np.ones(1))
+        choice = best(np.stack(scores, axis=1), np.ones(1))  # the rows count as of one owner
         if c == 0:
             self.chosen.append(self.first[choice[self.folds[0]], np.arange(len(self.data.y))])
             return
+        # Later repeats train a black box only in folds that chose it, or the mean, in which each
+        # one has an equal part.
         mean, found = len(self.boxes), np.zeros_like(self.first[0])
         for m, box in enumerate(self.boxes):
             parts = {
@@ -384,8 +458,8 @@ class _Side:
                 found[self.folds[c] == k] += part * fitted[self.folds[c] == k]
         self.chosen.append(found)
 
-    def label(self) -> str:
-        """The best on all rows."""
+    def best_name(self) -> str:
+        """The black box, or their mean, that is best on all rows."""
         m = int(best(self._scores(np.ones(len(self.data.y), bool)), np.ones(1)))
         return [*self.boxes, _mean_of(self.boxes)][m]
 
@@ -393,17 +467,19 @@ class _Side:
         """The predictions (n, ...) of a black box that is trained on the other folds, for these
         folds.
         """
+        # one owner of all rows, who scales the columns by the rows that train
         data = replace(self.data, groups=np.zeros(len(self.data.y), np.int64), owners=("",))
         found = np.zeros((len(data.y), max(len(data.classes), 1)))
         for k in ks:
             train, test = np.flatnonzero(self.folds[c] != k), np.flatnonzero(self.folds[c] == k)
             rows = data if data.ready else data.standardized_by_owner(train)
             rows = replace(rows, x=np.clip(rows.x, -FARTHEST, FARTHEST))
-            seed = self.seed * 10_007 + 101 * c + k
+            seed = self.seed * 10_007 + 101 * c + k  # another one for each fold of each repeat
             (out,) = advance(
                 [CandidateTraining(Candidate(box), rows, [train], [[test]], (1,), seed)],
                 together=False,
             )
+            # one party with one set of rows to predict
             ((found[test],),) = out.probabilities.values()
         return told(found)
 
@@ -413,10 +489,9 @@ class _Side:
         for k in range(FOLDS):
             rows = np.flatnonzero((self.folds[0] == k) & kept)
             if len(rows):
-                of_rows = scores_of(
+                found[:, k, 0] = scores_of(
                     self.metric, self.data.y[rows], self.first[:, rows], self.priors[0, rows]
                 )
-                found[:, k, 0] = of_rows
         return found
 
 

@@ -1,5 +1,9 @@
 """The rows of several owners: read as `fedloom data` reads them, and standardized by each owner
 alone.
+
+`read_owners` and `owners_of` make `Owners` of any data, `in_doubt` looks for rows in a series, and
+`run_trial` begins with `distinct`, which looks for copies. All owners' rows are in one data set of
+n rows; arrays (n,) of integer codes say what rows belong together: equal codes do.
 """
 
 from collections.abc import Sequence
@@ -106,8 +110,10 @@ class Owners:
 
     def only(self, kept: np.ndarray) -> "Owners":
         """The rows where a mask (n,) is true, without owners that then have few."""
-        unit, order, copies = (_of(codes, kept) for codes in (self.unit, self.order, self.copies))
-        data = _taken(self.data, kept)
+        unit, order, copies = (
+            _kept_codes(codes, kept) for codes in (self.unit, self.order, self.copies)
+        )
+        data = _only_rows(self.data, kept)
         return replace(owners_of(data, unit, order, copies, self.notes), doubt=self.doubt)
 
 
@@ -211,19 +217,20 @@ def owners_of(
         )
     left = some([f"{names[i]} ({counts[i]})" for i in small], MOST_NAMED)
     kept = ~np.isin(groups, small)
-    unit, order, copies = (_of(codes, kept) for codes in (unit, order, copies))
+    unit, order, copies = (_kept_codes(codes, kept) for codes in (unit, order, copies))
     note = (
         f"{len(small)} of {len(names)} owners have fewer than {FEWEST_ROWS} rows and are "
         f"left out: {left}."
     )
-    return owners_of(_taken(data, kept), unit, order, copies, (*notes, note))
+    return owners_of(_only_rows(data, kept), unit, order, copies, (*notes, note))
 
 
-def _of(codes: np.ndarray | None, kept: np.ndarray) -> np.ndarray | None:
+def _kept_codes(codes: np.ndarray | None, kept: np.ndarray) -> np.ndarray | None:
+    """The codes (n,) where a mask (n,) is true; None if there are none."""
     return None if codes is None else codes[kept]
 
 
-def _taken(data: Dataset, kept: np.ndarray) -> Dataset:
+def _only_rows(data: Dataset, kept: np.ndarray) -> Dataset:
     """The rows of a data set with owners where a mask (n,) is true."""
     assert data.groups is not None
     return replace(
@@ -280,11 +287,13 @@ def raw_copies(data: Dataset) -> tuple[Copies, list[str]]:
     """The copies among a data set's rows, and notes on those of its label, by its columns before
     they were encoded.
     """
+    # one column for each of the file's, with the numbers that were written there: only these show
+    # who is a rounded copy of whom
     raw = undo(data)
     x = raw.x if raw.offset is None else raw.x + raw.offset
-    if x.ndim != 2:
+    if x.ndim != 2:  # pictures: pixels are not rounded, and tell no label
         return copies_of(x, np.zeros(0, bool)), []
-    numbers = np.array([not words for words in raw.words or [()] * x.shape[1]])
+    numbers = np.array([not words for words in raw.words or [()] * x.shape[1]])  # others are codes
     named = zip(raw.columns or map(str, range(x.shape[1])), x.T, numbers, strict=True)
     columns = {name: column for name, column, number in named if number}
     return copies_of(x, numbers), label_copies(columns, data.y, data.groups)
@@ -293,49 +302,69 @@ def raw_copies(data: Dataset) -> tuple[Copies, list[str]]:
 def distinct(owners: Owners) -> Owners:
     """The owners without rows that only repeat one of their own; other copies, as of several
     owners, rounded, or with another label, are never divided. Notes say so.
+
+    A row that trains and whose copy tests gives the answer away, and what is counted twice looks
+    surer than it is.
     """
-    found, labels = raw_copies(owners.data)
+    copies, label_notes = raw_copies(owners.data)
     owner, n = owners.owner, len(owners.owner)
+    # a row only repeats another one if, beside its inputs, all of these are the same
     parts = [owner, np.unique(owners.data.y, return_inverse=True)[1].reshape(-1)]
-    parts += [of for of in (owners.unit, owners.order) if of is not None]
-    kept, equal = np.ones(n, bool), codes_of_rows(found.equal, *parts)
+    parts += [codes for codes in (owners.unit, owners.order) if codes is not None]
+
+    # First, tables in which every row is there 2, 3, … times, as when one was exported twice. That
+    # is no chance, even of rows with few columns, which `copies_of` takes for people who are alike.
+    kept, equal = np.ones(n, bool), codes_of_rows(copies.equal, *parts)
     for own in map(owners.rows, range(len(owners.names))):
-        if (times := times_of(equal[own])) > 1:  # as in a table that was exported twice
+        if (times := times_of(equal[own])) > 1:
+            # the first 1 / times of the rows of each code stay: a code that is there 4 times in a
+            # table that was doubled is of two people
             place, count = places_among(equal[own])
             again = place >= count // times
+            # Where each row is followed by its copies, the first of each lot stays instead, so that
+            # the others keep their order: folds are drawn by it, and are those of the single table.
             if (equal[own].reshape(-1, times) == equal[own][::times, None]).all():
-                again = np.arange(len(own)) % times > 0  # one after the other
+                again = np.arange(len(own)) % times > 0
             kept[own[again]] = False
-    left, every = np.flatnonzero(kept), found.copies
-    if len(left) < n:  # without those, equal rows may be so by chance
-        every = np.arange(n)
-        every[left] = left[raw_copies(_taken(owners.data, kept))[0].copies]
-    same = codes_of_rows(every, *parts)
-    kept[left[places_among(same[left])[0] > 0]] = False
-    copies, of = every[kept], owner[kept]
-    shared, rows = elsewhere(copies, of), len(copies)
-    notes = [note for note in labels if note not in owners.notes]
+
+    # Then copies among the rows that are left, looked for anew: how many rows are equal by chance
+    # is told by all the others, and in a doubled table nearly all look like copies. Codes are row
+    # numbers of the smaller table, and `left` makes them those of all n.
+    left, codes = np.flatnonzero(kept), copies.copies
+    if len(left) < n:
+        codes = np.arange(n)
+        codes[left] = left[raw_copies(_only_rows(owners.data, kept))[0].copies]
+    same = codes_of_rows(codes, *parts)
+    kept[left[places_among(same[left])[0] > 0]] = False  # all but the first of each
+
+    # what is still there more than once, at several owners or with another label or time
+    kept_codes, kept_owner = codes[kept], owner[kept]
+    shared, rows = elsewhere(kept_codes, kept_owner), len(kept_codes)
+    notes = [note for note in label_notes if note not in owners.notes]
     if rows < n:
         notes.append(
             f"{n - rows} of {n} rows are copies of another row of their owner, equal or equal but "
             "for rounding: they are left out, so that each counts once."
         )
     if shared.any():
-        whole = [name for i, name in enumerate(owners.names) if shared[of == i].all()]
+        whole = [name for i, name in enumerate(owners.names) if shared[kept_owner == i].all()]
         notes.append(
             f"{int(shared.sum())} of {rows} rows are also at another owner, equal or equal but for "
             "rounding or the label: copies are kept in one fold, and count together."
             + (f" All rows of {some(whole, MOST_NAMED)} are such." if whole else "")
         )
-    if twice := rows - len(np.unique(codes_of_rows(copies, of))):
+    if twice := rows - len(np.unique(codes_of_rows(kept_codes, kept_owner))):
         notes.append(
             f"{twice} of {rows} rows are copies of a row of their owner with another label or "
             "time: they are kept in one fold, and count together."
         )
+
+    # Codes of all n rows, which `only` cuts. Copies join the units that they are in: patient A's
+    # row that is also patient B's keeps all rows of both in one fold.
     marked = replace(
         owners,
-        unit=None if owners.unit is None else joined_codes(owners.unit, every),
-        copies=every if len(np.unique(copies)) < rows else None,
+        unit=None if owners.unit is None else joined_codes(owners.unit, codes),
+        copies=codes if len(np.unique(kept_codes)) < rows else None,
         notes=(*owners.notes, *notes),
     )
     return marked.only(kept) if rows < n else marked

@@ -1,5 +1,19 @@
 """Runs a trial: every row is predicted by models that did not see it, and owners decide by their
 own rows.
+
+`TrialRun` has two sides: `alone`, the candidates that each owner trains by itself (black boxes and
+networks), and `federated`. Each is a `Predictions`, whose candidates have numbers, and whose
+`Recipe`s say a candidate's number, after how many rounds, and in which evaluation mode.
+
+    repeat 0        all candidates of both sides train on all folds: `first` has what every recipe
+                    predicts of all rows
+    choice          for each fold, the recipe that is best on the first repeat's other rows
+    later repeats   only chosen candidates train, and only on the folds that chose them
+    evidence        the chosen predictions of both sides, row by row and repeat by repeat
+
+In shapes, n counts the rows of all owners, N owners, K classes (1 for a number to predict), and M
+recipes. Of a repeat c, `splits[c][k]` has the rows to train on and to predict in fold k, for each
+owner, and `folds[c]` (n,) the fold of each row.
 """
 
 import math
@@ -277,27 +291,47 @@ class TrialRun:
         c: int,
         data: Sequence[Dataset],
     ) -> None:
-        """Train a candidate on these folds of the c-th repeat, and set its predictions."""
+        """Train a candidate on these folds of the c-th repeat, and set its predictions.
+
+        Args:
+            kind: the side that the candidate is of.
+            into: takes, for each recipe of the candidate, (n, K) of all rows; rows of other folds
+                stay as they are.
+            number: of the candidate.
+            ks: the folds.
+            c: the repeat.
+            data: for each fold of the repeat, all rows, scaled by its training rows.
+        """
         candidate, folds = kind.candidates[number], [self.splits[c][k] for k in ks]
+        # A black box alone. In the first repeat each owner's also predicts the others' rows: this
+        # shows who could be partners.
         if kind is self.alone and not candidate.model:
-            into[Recipe(number, 0, "")] = self._boxed(number, ks, c, data, everywhere=c == 0).own[
-                number
-            ]
+            into[Recipe(number, 0, "")] = self._trained_boxes(
+                number, ks, c, data, on_all_rows=c == 0
+            ).own[number]
             return
-        if sent := self._sent(candidate):
-            means = [self._boxed(box, ks, c, data, everywhere=True).all[box] for box in sent]
+        if exchanged := self._sent(candidate):
+            # owners send each other the very black boxes that they train alone: nothing new trains
+            means = [
+                self._trained_boxes(box, ks, c, data, on_all_rows=True).all[box]
+                for box in exchanged
+            ]
             into[Recipe(number, 1, "")] = np.mean(means, axis=0)
         else:
+            # a method of tables encodes columns itself, so it reads them as they are in the file
             reads_raw = "raw rows" in methods.named(candidate.method).needs
             of_folds = [self.raw if reads_raw else data[k] for k in ks]
             for fold, outputs in zip(folds, self._train(candidate, of_folds, folds), strict=True):
-                for out in outputs:
+                for out in outputs:  # one after each number of rounds
                     for (rounds, mode), found in out.probabilities.items():
                         recipe = Recipe(number, rounds, mode)
                         for rows, probabilities in zip(fold.test, found, strict=True):
                             kind.set(into, recipe, rows, probabilities, len(self.owners.owner))
                         if out.ledger is not None:
                             kind.ledgers[recipe] = out.ledger
+
+        # A method whose owners may mix the joint model with black boxes of their own: the trial
+        # keeps both, as modes JOINT and OWN, and mixes them itself with several weights.
         boxes = self._own_boxes()
         if (
             kind is self.federated
@@ -305,7 +339,11 @@ class TrialRun:
             and "own" in methods.named(candidate.method).config.model_fields
         ):
             own = np.mean(
-                [self._boxed(box, ks, c, data, everywhere=False).own[box] for box in boxes], axis=0
+                [
+                    self._trained_boxes(box, ks, c, data, on_all_rows=False).own[box]
+                    for box in boxes
+                ],
+                axis=0,
             )
             for recipe in [one for one in into if one.candidate == number and one.mode == ""]:
                 into[replace(recipe, mode=JOINT)], into[replace(recipe, mode=OWN)] = (
@@ -329,37 +367,43 @@ class TrialRun:
         ]
         return found if len(found) == len(kinds) else []
 
-    def _boxed(
-        self, number: int, ks: Sequence[int], c: int, data: Sequence[Dataset], *, everywhere: bool
+    def _trained_boxes(
+        self, number: int, ks: Sequence[int], c: int, data: Sequence[Dataset], *, on_all_rows: bool
     ) -> Boxes:
-        """The black boxes of the c-th repeat, with this one of each owner trained on these folds;
-        with `everywhere` they predict the rows of all owners.
+        """The black boxes of the c-th repeat, after this one of each owner is trained on these
+        folds; with `on_all_rows` each owner's predicts the rows of all owners.
+
+        Predictions are kept, so that a box that several recipes need is trained once.
         """
         boxes, names, n = self.boxes[c], self.owners.names, len(self.owners.owner)
         done, shape = boxes.done.setdefault(number, {}), (n, max(len(self.owners.data.classes), 1))
-        for of in (boxes.own, boxes.all):
-            of.setdefault(number, np.full(shape, self.alone.guess))
+        for predictions in (boxes.own, boxes.all):
+            predictions.setdefault(number, np.full(shape, self.alone.guess))
+        # (N, n, K) is large with many owners, whose partners are not looked for
         if c == 0 and len(names) <= PARTNERS:
             boxes.elsewhere.setdefault(number, np.full((len(names), *shape), self.alone.guess))
         for k in ks:
-            if k in done and (done[k] or not everywhere):
+            # a box that has predicted its own rows only is trained again if all rows are wanted
+            if k in done and (done[k] or not on_all_rows):
                 continue
-            fold, done[k] = self.splits[c][k], everywhere
-            every = np.concatenate(fold.test)
-            judged = [[every] if everywhere else [rows] for rows in fold.test]
+            fold, done[k] = self.splits[c][k], on_all_rows
+            all_rows = np.concatenate(fold.test)  # owner after owner
+            judged = [[all_rows] if on_all_rows else [rows] for rows in fold.test]
             candidate = self.alone.candidates[number]
             training = CandidateTraining(candidate, data[k], fold.train, judged, (1,), fold.seed)
+            # a black box has one output, with one array for each owner's model: of the owner's
+            # test rows, or of all in which those of owner i are from ends[i] to ends[i + 1]
             (out,) = advance([training], together=False)
             (found,) = out.probabilities.values()
             ends = np.cumsum([0, *map(len, fold.test)])
             for i, rows in enumerate(fold.test):
                 boxes.own[number][rows] = (
-                    found[i][ends[i] : ends[i + 1]] if everywhere else found[i]
+                    found[i][ends[i] : ends[i + 1]] if on_all_rows else found[i]
                 )
-                if everywhere and number in boxes.elsewhere:
-                    boxes.elsewhere[number][i, every] = found[i]
-            if everywhere:
-                boxes.all[number][every] = np.mean(found, axis=0)
+                if on_all_rows and number in boxes.elsewhere:
+                    boxes.elsewhere[number][i, all_rows] = found[i]
+            if on_all_rows:
+                boxes.all[number][all_rows] = np.mean(found, axis=0)
         return boxes
 
     def _split(self, c: int) -> None:
@@ -566,8 +610,12 @@ class TrialRun:
         by the best candidate that trains them at once; without one, by the best recipe for training
         alone.
         """
-        kind, mean = self.federated, np.zeros(self.priors[0].shape)
-        at_once = [
+        # (n, K) what such models predict
+        kind, pooled = self.federated, np.zeros(self.priors[0].shape)
+        # A pooled method's model has the same bits whether rows are at one place or at many, so
+        # what it predicted is what one place would. An own model mixed into it is of one owner
+        # only: where there is a recipe JOINT without it, the mix (mode "") does not count.
+        of_pooled_methods = [
             recipe
             for recipe in kind.first
             if methods.named(kind.candidates[recipe.candidate].method).pooled
@@ -576,12 +624,16 @@ class TrialRun:
                 or (not recipe.mode and replace(recipe, mode=JOINT) not in kind.first)
             )
         ]
-        if at_once:
+        if of_pooled_methods:
+            # the best on all rows that are predicted: -1 is the fold of those that only train
             scores = self._scores(
-                told(np.stack([kind.first[recipe] for recipe in at_once])), self.folds[0] >= 0
+                told(np.stack([kind.first[recipe] for recipe in of_pooled_methods])),
+                self.folds[0] >= 0,
             )
-            mean = kind.first[at_once[int(best(scores, self.weights))]]
+            pooled = kind.first[of_pooled_methods[int(best(scores, self.weights))]]
         else:
+            # train the recipe for training alone once more, on the training rows of all owners; it
+            # is one candidate, or the mean of several black boxes
             folds = self.splits[0]
             data = [standardized(self.owners, fold.train) for fold in folds]
             wanted = [self.alone.candidates[number] for number in self.alone.trained(alone)]
@@ -589,35 +641,48 @@ class TrialRun:
                 for fold, outputs in zip(
                     folds, self._train(candidate, data, folds, pooled=True), strict=True
                 ):
+                    # the recipe's number of rounds is among those after which there are outputs
                     key = (alone.rounds, alone.mode)
                     found = next(
                         out.probabilities[key] for out in outputs if key in out.probabilities
                     )
+                    # each candidate adds its part of the mean; one that diverged adds 0
                     for rows, probabilities in zip(fold.test, found, strict=True):
-                        mean[rows] += np.nan_to_num(probabilities) / len(wanted)
+                        pooled[rows] += np.nan_to_num(probabilities) / len(wanted)
         scored = []
-        for rows in self.scored:
+        for rows in self.scored:  # of each owner; `told` drops the axis of a number to predict
             y, priors = self.owners.data.y[rows], self.priors[0][rows]
-            scored.append(
-                _plain(
-                    contributions(self.metric, y, told(mean[rows]), self.folds[0][rows], priors)[0]
-                )
+            score, _ = contributions(
+                self.metric, y, told(pooled[rows]), self.folds[0][rows], priors
             )
+            scored.append(_plain(score))
         return scored
 
     # -- the result --------------------------------------------------------------------------------
 
     def _result(self, found: Sequence[Evidence], verdicts: Sequence[OwnerVerdict]) -> TrialResult:
+        """The result, given each owner's evidence and verdict."""
+        # Each fold chose its own recipe; what is reported and advised is the best by all rows.
         best_of_all, best_alone = self._final(self.federated), self._final(self.alone)
+
+        # The messages of the recipe. A method that was trained on all rows at once, or by the black
+        # boxes of training alone, has sent none yet: it trains once more by messages.
+        # Evaluation modes are of one training, whose messages are under the mode "".
         method = self.federated.candidates[best_of_all.candidate]
-        ledger = self.federated.ledgers.get(best_of_all, Ledger())
+        ledger = self.federated.ledgers.get(replace(best_of_all, mode=""), Ledger())
         if methods.named(method.method).pooled or method.method == EXCHANGE:
             ledger = self._messages(method)
+        # weights (N,) of own models; None if the recipe has no weight for each owner
         partners, weights = self._partners(), self.federated.weights.get(best_of_all)
+        # owner i is "client-i" in the ledger, or "peer-i" of a method without a server
         role = next(
             (entry.sender for entry in ledger if entry.sender in ("client", "peer")), "client"
         )
         names, pooled = self.owners.names, self._pooled(best_alone)
+
+        # A column that gives the label away. Scores are higher if better, and errors negative: an
+        # RMSE is small (above -EXACT) beside the label's deviation, `unit_of` (N,). Without any
+        # known error -1 stands for one that is not small.
         alone = _weighted([one.alone for one in found], self.weights)
         errors = [one.alone / unit for one, unit in zip(found, self.unit_of, strict=True)]
         exact = self.metric == "rmse" and (_weighted(errors, self.weights) or -1.0) > -EXACT
@@ -630,6 +695,7 @@ class TrialRun:
                 "Predictions are nearly perfect already: check that no column tells what is "
                 "known only after the label, and leave such columns out with data.drop."
             )
+
         cards = {
             name: card_of(
                 one,
@@ -647,6 +713,7 @@ class TrialRun:
             )
             for i, (name, one, verdict) in enumerate(zip(names, found, verdicts, strict=True))
         }
+        # a method may have several candidates: named once, in the order in which they were tried
         tried = list(dict.fromkeys(candidate.method for candidate in self.federated.candidates))
         return TrialResult(
             owners=cards,
