@@ -4,7 +4,6 @@ so.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from fedloom.core.message import floats, leaves
 from fedloom.core.method import Method, MethodConfig
 from fedloom.core.optim import SGD, Adam
 from fedloom.core.party import Party
-from fedloom.engines import BatchedEngine, Engine, LocalEngine, probe
+from fedloom.engines import BatchedEngine, Engine, LocalEngine
 from fedloom.engines._vmap_context import run_vmapped
 from fedloom.models import Norm
 from tests.toy import CLASSES, FEATURES, contexts, rows
@@ -720,15 +719,6 @@ def test_auto_runs_a_call_to_few_of_many_parties_in_turn_on_a_cpu(
         for ids in (range(9), range(7)):
             Federation(engine).call(ids, "ask")
         assert sizes == expected
-
-
-def test_a_machine_is_measured_without_a_change_to_the_party() -> None:
-    party = FEDAL.client(FEDAL.configure(), contexts(1, make=net)[0])
-    before = party.net.memory.clone()
-    drawn = torch.get_rng_state()
-    assert 0 < probe.speedup(party, 9) < math.inf
-    assert torch.equal(party.net.memory, before) and torch.equal(torch.get_rng_state(), drawn)
-    assert [probe.size(n) for n in (8, 9, 31, 32, 10_000)] == [8, 8, 16, 32, 32]
 
 
 def test_dropout_is_done_in_turn_with_the_same_draws() -> None:

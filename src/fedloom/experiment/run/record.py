@@ -3,7 +3,6 @@
 config.toml       the resolved config: `fedloom run config.toml` repeats the run
 environment.json  versions and machine
 objects.json      the arrays, modules and methods of the script that started the run, if any: shapes and fingerprints
-batching.json     with the engine auto, how many times as fast parties were batched
 partition.json    the rows of each class and the network of each party
 metrics.csv       one row per round, stage, party and metric
 mixing.csv        mixing weights of each party at evaluated rounds, where the method notes them
