@@ -22,7 +22,6 @@ import pytest
 from fedloom.cli import main
 from fedloom.cli.progress import closing
 from fedloom.core.errors import ConfigError, EngineError
-from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import read as read_run_file
 from fedloom.experiment.pool.pool import Ended, Job, Standing, is_finished
@@ -31,6 +30,7 @@ from fedloom.experiment.run.metrics import GLOBAL
 from fedloom.report.formatting import NBSP
 from fedloom.report.metrics import RunMetric, value_of
 from fedloom.report.read import read_run
+from fedloom.support.paths import write_atomically
 from fedloom.sweep import page
 from fedloom.sweep.config import SettingValues, Sweep, nested, read
 from fedloom.sweep.page import pictures

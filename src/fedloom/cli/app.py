@@ -34,7 +34,7 @@ from fedloom.cli.help import Commands, OneCommand, paragraphs
 from fedloom.cli.listing import NO_PAPERS, listing
 from fedloom.cli.options import err
 from fedloom.core.errors import ConfigError, FedloomError, did_you_mean
-from fedloom.core.extensions import commands
+from fedloom.support.extensions import commands
 
 app = typer.Typer(
     cls=Commands,
@@ -135,7 +135,7 @@ def main() -> NoReturn:
 
     from rich.logging import RichHandler
 
-    from fedloom.core.log_lines import TextFormatter
+    from fedloom.support.log_lines import TextFormatter
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

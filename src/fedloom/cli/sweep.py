@@ -17,7 +17,7 @@ from fedloom.cli.options import (
     written,
 )
 from fedloom.core.errors import FedloomError
-from fedloom.core.paths import refuse_file
+from fedloom.support.paths import refuse_file
 
 if TYPE_CHECKING:
     from fedloom.sweep.config import Sweep

@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 import numpy as np
 
-from fedloom.core.paths import write_atomically
 from fedloom.core.statistics import confidence_interval
 from fedloom.experiment.config.run import toml
 from fedloom.experiment.run.record import write_csv
@@ -22,6 +21,7 @@ from fedloom.report.markdown import markdown
 from fedloom.report.page import Figure, Page, PageCell, PageSection, PageTable, cells, render
 from fedloom.report.plots import Level, Line
 from fedloom.report.styles import SeriesStyle, series_style
+from fedloom.support.paths import write_atomically
 from fedloom.sweep.config import Range, setting_text, value_text
 from fedloom.sweep.run import SweepResults, Trial
 

@@ -34,7 +34,7 @@ from fedloom._version import __version__
 from fedloom.core import ledger as ledgers
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import CallFailure, Federation
-from fedloom.core.paths import write_atomically
+from fedloom.support.paths import write_atomically
 
 METRICS = ("round", "iteration", "stage", "party", "metric", "value")
 FAILURES = ("round", "party", "kind", "reason", "why")
