@@ -14,13 +14,10 @@ Ends with status 1 if anything differs.
 """
 
 import argparse
-import copy
-import functools
 import hashlib
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -79,12 +76,6 @@ SMALL = {
     "centered": True,
     "lot": 4,
     "depth": 3,
-    # names until November 2026
-    "first_rounds": 1,
-    "width": 40,
-    "projection": 40,
-    "pretrain": 1,
-    "centred": True,
 }
 """Settings by name, for the methods that have them."""
 
@@ -177,7 +168,7 @@ def cases(engines: list[str], chosen: list[str] | None) -> Iterator[tuple[str, d
     for name, method in registry().items():
         if chosen and name not in chosen:
             continue
-        values = named({**RUN, **BY_FAMILY.get(method.family, {}), **BY_METHOD.get(name, {})})
+        values = {**RUN, **BY_FAMILY.get(method.family, {}), **BY_METHOD.get(name, {})}
         fields = method.config.model_fields
         params: dict[str, Any] = {k: v for k, v in SMALL.items() if k in fields}
         for engine in engines:
@@ -210,26 +201,6 @@ def cases(engines: list[str], chosen: list[str] | None) -> Iterator[tuple[str, d
                     "keys": sorted(keys(summary)),
                 },
             )
-
-
-def named(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings under the names that they have in the fedloom that this process imports."""
-    try:
-        from fedloom.core.renamed import RENAMED as known
-    except ImportError:  # before any was renamed
-        known = {}
-    values = copy.deepcopy(values)
-    for old, new in runpy.run_path(str(ROOT / "src" / "fedloom" / "core" / "renamed.py"))[
-        "RENAMED"
-    ].items():
-        *path, last = new.split(".")
-        table = functools.reduce(lambda inner, part: inner.get(part, {}), path, values)
-        if old not in known and last in table:
-            *path, name = old.split(".")
-            functools.reduce(lambda inner, part: inner.setdefault(part, {}), path, values)[name] = (
-                table.pop(last)
-            )
-    return values
 
 
 def is_new(metric: str) -> bool:

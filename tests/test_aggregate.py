@@ -97,20 +97,6 @@ def test_what_does_not_go_together_is_refused(aggregate: dict[str, Any], message
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("params", "new"),
-    [
-        ({"robust": "median"}, "params.robust was renamed: write aggregate.rule."),
-        ({"robust_f": 2}, "params.robust_f was renamed: write aggregate.f."),
-        ({"secure": True}, "params.secure was renamed: write aggregate.secure."),
-    ],
-)
-def test_old_settings_are_refused_with_the_new_name(params: dict[str, Any], new: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        fedloom.run("fedavg", **SMALL, params=params)
-    assert new in str(error.value)
-
-
 def test_a_method_without_a_mean_names_those_that_have_one() -> None:
     with pytest.raises(
         ConfigError,

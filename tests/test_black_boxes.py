@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 import fedloom
-from fedloom.core import plain_models
 from fedloom.core.black_box import (
     CHECKED_ROWS,
     BlackBoxModel,
@@ -37,6 +36,7 @@ from fedloom.core.errors import FedloomError, ModelError
 from fedloom.experiment.trial.result import TrialConfig
 from fedloom.models import BLACK_BOXES, build, check_name, is_black_box
 from fedloom.models.black_boxes import make
+from fedloom.trees import plain_models
 
 K = 4
 EXTRAS = {

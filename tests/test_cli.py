@@ -484,7 +484,7 @@ def test_the_end_says_where_the_reasons_of_failures_are(
         ),
         (["run", "--resume", "--out", "X"], "X has no config.toml, so there is no run to resume"),
         (["run", "--resume"], "nothing to run: name a method"),
-        (["node", "node.toml", "--log", "json"], "--log was renamed: write --log-format."),
+        (["node", "node.toml", "--log", "json"], "No such option '--log'"),
     ],
 )
 def test_mistakes_get_a_sentence_and_no_traceback(
@@ -654,21 +654,6 @@ def test_more_mistakes_get_a_sentence(
         fedloom("certs", "a", "--all-here", "--out", "fed")
     done = fedloom(*arguments, code=2)
     assert words in done.stderr.replace("\n", " ") and "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["certs", "a", "--relay", "relay"],
-        ["certs", "a", "--behind", "a"],
-        ["certs", "a", "--via-relay", "a"],
-    ],
-)
-def test_a_relay_is_not_needed_any_more(fedloom: Callable[..., Done], arguments: list[str]) -> None:
-    done = fedloom(*arguments, code=2)
-    assert "was removed: nodes dial the coordinator and need no open port" in done.stderr.replace(
-        "\n", " "
-    )
 
 
 @pytest.mark.parametrize("line", ["reproduce fedal-table-6 --plan", "list reproductions"])

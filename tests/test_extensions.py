@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from fedloom.core import extensions
+from fedloom.support import extensions
 
 
 def test_a_package_that_cannot_be_imported_is_a_warning(

@@ -16,8 +16,8 @@ from rich.text import Text
 
 import fedloom as fedloom_package
 from fedloom.cli.options import SafeConsole, out, plain_table, print_plain
-from fedloom.core.log_lines import TextFormatter
 from fedloom.report.terminal import show_comparison
+from fedloom.support.log_lines import TextFormatter
 from tests.command import Done
 
 ESCAPES = "\x1b]0;owned\x07", "\x1b[2J", "\x9b31m", "a\rb", "left\u202eright", "a\x08b"

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.core.renamed import RENAMED
-
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "fedloom"
 FILES = sorted([*SOURCE.rglob("*.py"), *(ROOT / "papers" / "fedloom_papers").rglob("*.py")])
@@ -83,24 +81,6 @@ BRITISH = re.compile(
 """British spellings: identifiers, messages and prose have American ones. `neighbour` stays, as four
 settings have that name; `centre` is the name of a module, which hashes of states contain.
 """
-AMBIGUOUS = {
-    "set",
-    "least",
-    "most",
-    "server",
-    "public",
-    "form",
-    "delta",
-    "words",
-    "size",
-    "memory",
-    "secure",
-    "selection",
-    "top",
-    "number",
-}
-"""Old names of settings that are also names of something else today."""
-OLD_SETTINGS = {name.rpartition(".")[2] for name in RENAMED} - AMBIGUOUS
 
 
 def test_the_public_names_of_the_glossary_exist() -> None:
@@ -133,13 +113,4 @@ def test_no_page_has_the_banned_words(page: Path) -> None:
 
 @pytest.mark.parametrize("file", [*PAGES, *FILES], ids=lambda f: f.name)
 def test_spelling_is_american(file: Path) -> None:
-    if file.name != "renamed.py":
-        assert not set(BRITISH.findall(file.read_text()))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda f: f.name)
-def test_no_page_has_the_old_name_of_a_setting(page: Path) -> None:
-    names = re.findall(
-        r"`(?:[a-z_]+\.)*(\w+)(?: = [^`]*)?`|^#? ?(\w+) = ", page.read_text(), re.MULTILINE
-    )
-    assert not {name for pair in names for name in pair} & OLD_SETTINGS
+    assert not set(BRITISH.findall(file.read_text()))

@@ -14,10 +14,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.core.errors import DataError
-from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import RunConfig
 from fedloom.report.metrics import RunMetric, value_of
 from fedloom.report.read import Run
+from fedloom.support.paths import write_atomically
 from fedloom_papers.keys import archive_key
 from fedloom_papers.spec import Reproduction, Scale
 

@@ -12,7 +12,7 @@ from rich.progress import track
 from fedloom.cli.listing import completing
 from fedloom.cli.options import ParallelRuns, PlanOnly, Settings, out, plain_table, written
 from fedloom.core.errors import ConfigError, FedloomError
-from fedloom.core.paths import refuse_file
+from fedloom.support.paths import refuse_file
 
 if TYPE_CHECKING:
     from fedloom_papers.estimate.cost import Cost

@@ -12,9 +12,9 @@ from urllib.parse import quote
 from pydantic import TypeAdapter
 
 from fedloom._version import __version__
-from fedloom.core.paths import write_atomically
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Figure, Page, PageCell, PageSection, PageTable, cells, render
+from fedloom.support.paths import write_atomically
 from fedloom_papers.claims import ClaimResult
 from fedloom_papers.forest import can_be_drawn, file_of, forest
 from fedloom_papers.markdown import markdown

@@ -8,11 +8,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fedloom._version import __version__
-from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.run.record import write_csv
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Details, Page, PageCell, PageSection, PageTable, Tile, cells, render
+from fedloom.support.paths import write_atomically
 from fedloom_papers import table
 from fedloom_papers.archive import Archive
 from fedloom_papers.claims import ClaimResult, check_claims

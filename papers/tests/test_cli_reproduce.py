@@ -72,7 +72,7 @@ def test_a_full_disk_is_a_line(
         (["tiny.toml", "--only", "FedAll"], "Did you mean 'FedAL'"),
         (["tiny.toml", "-s", "seed=3"], "--seeds"),
         (["tiny.toml", "-s", "roundss=3"], "roundss"),
-        (["--all", "--gpus", "1"], "--gpus was renamed: write --gpus-per-run."),
+        (["--all", "--gpus", "1"], "No such option '--gpus'"),
         (["tiny.toml", "--gpus-per-run", "1"], "--gpus-per-run needs --ray"),
         (["tiny.toml", "--out", "tiny.toml"], "is a file"),
         (["tiny.toml", "--out", "tiny.toml/a/b"], "tiny.toml is a file; --out takes a folder"),

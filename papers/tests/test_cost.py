@@ -10,12 +10,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedloom import models
-from fedloom.core.paths import cache_folder
 from fedloom.data.sources import NOISE, SOURCES, load, load_raw
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.execute import execute
 from fedloom.methods import registry
+from fedloom.support.paths import cache_folder
 from fedloom_papers.estimate import cost as costs
 from fedloom_papers.estimate import speed as speeds
 from fedloom_papers.estimate.cost import Cost, cost, describe, measured, miniature, unmeasured

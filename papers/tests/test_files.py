@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fedloom.core import renamed
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.config.overrides import merged
 from fedloom_papers.shipped import shipped
@@ -232,9 +231,3 @@ def test_merging_keeps_the_tables_below() -> None:
     assert merged({}, {"rounds": 1, "iterations": 2}) == {"rounds": 1, "iterations": 2}
     with pytest.raises(ConfigError, match="set rounds or iterations, not both"):
         [*made().cells("small", change={"rounds": 1, "iterations": 2})]
-
-
-def test_an_old_name_is_answered_with_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renamed, "RENAMED", {"heading": "title"})
-    with pytest.raises(ConfigError, match="heading was renamed: write title"):
-        parsed('heading = "Table"\n', "x")

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, ca
 import numpy as np
 from torch import nn
 
-from fedloom.core.cards import FIT, html_card, latex_table
 from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.core.method import Method
+from fedloom.experiment.cards import FIT, html_card, latex_table
 from fedloom.experiment.config import objects
 from fedloom.experiment.config.data import DataConfig
 from fedloom.experiment.config.run import Experiment, RunConfig

@@ -4,7 +4,6 @@ so.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from fedloom.core.message import floats, leaves
 from fedloom.core.method import Method, MethodConfig
 from fedloom.core.optim import SGD, Adam
 from fedloom.core.party import Party
-from fedloom.engines import BatchedEngine, Engine, LocalEngine, probe
+from fedloom.engines import BatchedEngine, Engine, LocalEngine
 from fedloom.engines._vmap_context import run_vmapped
 from fedloom.models import Norm
 from tests.toy import CLASSES, FEATURES, contexts, rows
@@ -693,10 +692,10 @@ def test_auto_leaves_convolutions_and_few_parties_in_turn_on_a_cpu() -> None:
     picky = partial(BatchedEngine, everything=False)
     loop, *_ = run(LocalEngine, FEDAL, network=conv, batch_size=8)
     auto, *_ = run(picky, FEDAL, network=conv, batch_size=8)
-    assert auto.account().engine == "local" and "convolutions" in auto.account().remarks[0]
+    assert auto.account().engine == "local" and "without convolutions" in auto.account().remarks[0]
     assert difference(loop, auto) == 0
     few, *_ = run(picky, FEDAL, batch_size=8)
-    assert few.account().engine == "local" and "fewer than 8" in few.account().remarks[0]
+    assert few.account().engine == "local" and "from 16 parties on" in few.account().remarks[0]
     asked, *_ = run(BatchedEngine, FEDAL, network=conv, batch_size=8)
     assert asked.account().engine == "batched"
     assert difference(loop, asked) < 1e-6
@@ -712,23 +711,14 @@ def test_auto_runs_a_call_to_few_of_many_parties_in_turn_on_a_cpu(
         return run_vmapped(memory, rows, *others)
 
     monkeypatch.setattr("fedloom.engines.batched.run_vmapped", counted)
-    for everything, expected in ((False, [9]), (True, [9, 7])):
+    for everything, expected in ((False, [16]), (True, [16, 7])):
         sizes.clear()
         engine = BatchedEngine(
-            [Asked(None, s) for s in contexts(9, make=net)], everything=everything
+            [Asked(None, s) for s in contexts(16, make=net)], everything=everything
         )
-        for ids in (range(9), range(7)):
+        for ids in (range(16), range(7)):
             Federation(engine).call(ids, "ask")
         assert sizes == expected
-
-
-def test_a_machine_is_measured_without_a_change_to_the_party() -> None:
-    party = FEDAL.client(FEDAL.configure(), contexts(1, make=net)[0])
-    before = party.net.memory.clone()
-    drawn = torch.get_rng_state()
-    assert 0 < probe.speedup(party, 9) < math.inf
-    assert torch.equal(party.net.memory, before) and torch.equal(torch.get_rng_state(), drawn)
-    assert [probe.size(n) for n in (8, 9, 31, 32, 10_000)] == [8, 8, 16, 32, 32]
 
 
 def test_dropout_is_done_in_turn_with_the_same_draws() -> None:

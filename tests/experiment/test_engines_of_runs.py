@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 import pytest
 
 from fedloom.core.engine import Account, Failure, ReplyRef, Task, names
-from fedloom.core.errors import CheckpointError, ConfigError, EngineError
+from fedloom.core.errors import ConfigError, EngineError
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note
-from fedloom.engines import Engine, LocalEngine, Lost, probe
+from fedloom.engines import Engine, LocalEngine, Lost
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.reading import check
@@ -148,57 +147,25 @@ def test_a_run_records_where_it_was_and_gives_the_loop_s_numbers(
     assert done["accuracy"]["mean"] == pytest.approx(whole["accuracy"]["mean"], abs=0.01)
 
 
-NINE: dict[str, Any] = {
-    "engine": {"name": "auto"},
-    "data": {**SMALL["data"], "clients": 9},
-    "rounds": 2,
-}
-
-
-@pytest.fixture
-def measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
-    """The speed-ups that the machine will measure, last first; its cache is empty."""
-    found: list[float] = []
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(probe, "speedup", lambda *_: found.pop())
-    return found
-
-
-def test_auto_batches_what_was_faster_on_this_machine_and_measures_once(
-    measures: list[float],
+@pytest.mark.parametrize(
+    ("clients", "network", "together"),
+    [(16, "linear", True), (15, "linear", False), (16, "mlp-large", False), (16, "lenet5", False)],
+)
+def test_auto_batches_many_parties_with_small_networks_without_convolutions(
+    clients: int, network: str, together: bool
 ) -> None:
-    measures[:] = [1.5]
-    remarks = execute(small(**NINE)).summary["engine"]["remarks"]
-    assert "9 of 9 parties together, in groups: 1" in remarks and not measures
-    # nothing is left to measure
-    assert execute(small(**NINE, seed=1)).summary["engine"]["engine"] == "batched"
-
-
-def test_auto_leaves_in_turn_what_was_slower_on_this_machine(measures: list[float]) -> None:
-    measures[:] = [1.05]
-    done = execute(small(**NINE)).summary
-    why = "9 parties in turn: batched, they were 1.05 times as fast on this machine"
-    assert done["engine"]["engine"] == "local" and why in done["engine"]["remarks"]
-    assert done["state_sha256"] == execute(small(**{**NINE, "engine": {}})).summary["state_sha256"]
-
-
-def test_a_resumed_run_keeps_what_it_measured_also_on_another_machine(
-    measures: list[float], tmp_path: Path
-) -> None:
-    measures[:] = [0.5, 2.0]
-    whole = execute(small(**NINE)).summary["state_sha256"]
-    with pytest.raises(Stopped):
-        execute(small(**NINE), tmp_path / "run", stop=lambda: True)
-    shutil.rmtree(tmp_path / "cache")
-    assert execute(small(**NINE), tmp_path / "run", resume=True).summary["state_sha256"] == whole
-    assert measures == [0.5]  # which another run would take now
-    assert execute(small(**NINE)).summary["engine"]["engine"] == "local"
-
-
-def test_a_damaged_file_of_measurements_is_refused(measures: list[float], tmp_path: Path) -> None:
-    (tmp_path / "batching.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"batching\.json is damaged: remove it"):
-        execute(small(**NINE), tmp_path, resume=True)
+    change = {
+        "rounds": 1,
+        "models": {"pool": [network]},
+        "data": {**SMALL["data"], "clients": clients},
+    }
+    done, same = (
+        execute(small(**change, engine={"name": name})).summary
+        for name in ("auto", "batched" if together else "local")
+    )
+    assert (done["engine"]["engine"] == "batched") == together
+    assert done["state_sha256"] == same["state_sha256"]
+    assert any("in turn: a CPU is faster" in r for r in done["engine"]["remarks"]) != together
 
 
 def test_another_engine_continues_where_one_stopped(whole: dict[str, Any], tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import fedloom
-from fedloom.core.cards import latex_escaped, latex_table
 from fedloom.core.errors import ConfigError
+from fedloom.experiment.cards import latex_escaped, latex_table
 from fedloom.experiment.plan.reading import seeds_from, seeds_of
 from fedloom.experiment.run.result import Comparison
 from fedloom.report import formatting as fmt

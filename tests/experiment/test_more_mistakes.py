@@ -19,8 +19,8 @@ from torch import nn
 
 import fedloom
 from fedloom.core.errors import ConfigError, FedloomError
-from fedloom.core.paths import locked
 from fedloom.deploy import export, load_model, push
+from fedloom.support.paths import locked
 from tests.command import Done
 from tests.command import fedloom as command
 

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from fedloom.core.errors import ConfigError, EngineError
-from fedloom.core.paths import locked
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan import run_digest
 from fedloom.experiment.plan.build import build
@@ -29,6 +28,7 @@ from fedloom.experiment.pool.pool import Job, Standing, digest, is_finished, run
 from fedloom.experiment.run.execute import execute
 from fedloom.experiment.run.session import fingerprint
 from fedloom.experiment.run.view import FILE
+from fedloom.support.paths import locked
 from tests.experiment.waiting_page import PAGE, hold, rounds, write
 
 DRIVER = """

@@ -21,7 +21,6 @@ import fedloom
 from fedloom import models
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MethodError, ModelError, warn_once
-from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan import pretrained, pretraining, weights
@@ -32,6 +31,7 @@ from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.session import fingerprint
 from fedloom.methods import find
 from fedloom.models.rescaled import Rescaled
+from fedloom.support.paths import write_atomically
 
 SERVER = 300
 

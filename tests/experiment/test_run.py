@@ -19,7 +19,6 @@ import pytest
 
 import fedloom
 from fedloom import report
-from fedloom.core import paths
 from fedloom.core.context import PublicSet
 from fedloom.core.errors import CheckpointError, ConfigError, DataError, MethodError, ModelError
 from fedloom.engines import LocalEngine
@@ -32,6 +31,7 @@ from fedloom.experiment.run.evaluate import agreement
 from fedloom.experiment.run.execute import Stopped, agree, execute
 from fedloom.experiment.run.session import Session
 from fedloom.methods import registry
+from fedloom.support import paths
 from tests.engines.test_every_method import THOROUGH
 
 SMALL: dict[str, Any] = {

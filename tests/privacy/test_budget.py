@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.core import paths
 from fedloom.core.errors import ConfigError, PrivacyBudgetSpent
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import for_nodes
@@ -27,6 +26,7 @@ from fedloom.remote.node.config import NodeData
 from fedloom.remote.node.limits import OwnerLimits
 from fedloom.remote.node.privacy_ledger import charge, exhaust
 from fedloom.remote.rpc_errors import REFUSED, CallRefused
+from fedloom.support import paths
 from tests.experiment.test_own_data import ALLOWED, rows, run
 from tests.node.hosts import RunRequest, doing, opening
 from tests.node.test_matching import OURS, begin, client, step

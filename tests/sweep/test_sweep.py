@@ -20,7 +20,6 @@ import pytest
 from fedloom.cli import main
 from fedloom.cli.progress import closing
 from fedloom.core.errors import ConfigError, EngineError
-from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import read as read_run_file
 from fedloom.experiment.pool.pool import Ended, Job, Standing, is_finished
@@ -29,6 +28,7 @@ from fedloom.experiment.run.metrics import GLOBAL
 from fedloom.report.formatting import NBSP
 from fedloom.report.metrics import RunMetric, value_of
 from fedloom.report.read import read_run
+from fedloom.support.paths import write_atomically
 from fedloom.sweep.config import SettingValues, Sweep, nested, read
 from fedloom.sweep.run import OWN, SweepResults, Trial, _study, run_sweep
 
@@ -106,7 +106,7 @@ GRID = 'over."params.lr" = [0.001, 0.05]\nover."params.tau" = [1, 3]\n'
         ),
         (GRID + "trials = 3", "trials is valid for random and tpe only"),
         (GRID + "seeds = [1, 1]", "lists 1 twice"),
-        (GRID + "confirm = [10]", "sweep.confirm was removed: run the sweep's best.toml"),
+        (GRID + "confirm = [10]", "sweep.confirm: there is no such setting"),
         ("over = {}", "sweep.over: "),
         ("", "sweep.over: must be set"),
         ('over."params.lr" = []', "params.lr has no values"),

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from fedloom.core.engine import Engine
 from fedloom.core.faults import Faults
 from fedloom.core.method import Method
-from fedloom.core.paths import cache_folder, write_atomically
 from fedloom.data.images import default_grid
 from fedloom.data.sources import load
 from fedloom.experiment.config.pretrained import AUTO, PretrainedConfig
@@ -42,6 +41,7 @@ from fedloom.experiment.run.execute import execute
 from fedloom.models import BLACK_BOXES, MODELS
 from fedloom.models.parts import Classifier
 from fedloom.models.small import mlp
+from fedloom.support.paths import cache_folder, write_atomically
 from fedloom_papers.estimate.speed import NetworkSpeed, Passes, Shape, speed
 
 CLIENTS = 16

@@ -34,8 +34,7 @@ from fedloom.cli.help import Commands, OneCommand, paragraphs
 from fedloom.cli.listing import NO_PAPERS, listing
 from fedloom.cli.options import err
 from fedloom.core.errors import ConfigError, FedloomError, did_you_mean
-from fedloom.core.extensions import commands
-from fedloom.core.renamed import renamed
+from fedloom.support.extensions import commands
 
 app = typer.Typer(
     cls=Commands,
@@ -136,7 +135,7 @@ def main() -> NoReturn:
 
     from rich.logging import RichHandler
 
-    from fedloom.core.log_lines import TextFormatter
+    from fedloom.support.log_lines import TextFormatter
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -180,12 +179,7 @@ def main() -> NoReturn:
         if show is None:
             raise
         option = getattr(error, "option_name", "")
-        if (
-            sentence := renamed(option)
-            or _as_setting(option)
-            or _as_comparison(error)
-            or _as_command(error)
-        ):
+        if sentence := _as_setting(option) or _as_comparison(error) or _as_command(error):
             err.print(f"[bold red]error[/]  {escape(sentence)}", soft_wrap=True)
         else:
             show()

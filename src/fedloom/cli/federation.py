@@ -15,7 +15,6 @@ from rich.console import Console
 
 from fedloom.cli.options import plain_table
 from fedloom.core.errors import ConfigError
-from fedloom.core.paths import refuse_file
 from fedloom.remote import config_templates as files
 from fedloom.remote.certs import (
     CA,
@@ -31,6 +30,7 @@ from fedloom.remote.certs import (
 )
 from fedloom.remote.config_templates import COORDINATOR, FEDERATION, NODE
 from fedloom.remote.credentials import endpoint, local
+from fedloom.support.paths import refuse_file
 
 _LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 Password = Callable[[bool], str]

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from fedloom.core.errors import ConfigError
-from fedloom.core.extensions import presets
-from fedloom.core.paths import cache_folder
+from fedloom.support.extensions import presets
+from fedloom.support.paths import cache_folder
 
 Row = dict[str, Any]
 LISTS = ("methods", "models", "datasets", "partitions", "experiments", "reproductions")

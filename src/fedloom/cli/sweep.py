@@ -16,7 +16,7 @@ from fedloom.cli.options import (
     plain_table,
     written,
 )
-from fedloom.core.paths import refuse_file
+from fedloom.support.paths import refuse_file
 
 if TYPE_CHECKING:
     from fedloom.sweep.config import Sweep

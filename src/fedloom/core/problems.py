@@ -7,7 +7,6 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 
 from fedloom.core.errors import did_you_mean
-from fedloom.core.renamed import renamed
 
 _TYPE: Final = (
     r"constrained-\w+|(?:tuple|list|dict|function-\w+)\[.*\]|literal\[.*\]|int|float|str|bool"
@@ -42,10 +41,8 @@ def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> li
                     f"{', '.join(given)}."
                 )
                 continue
-            lines.append(
-                renamed(where)
-                or f"{where}: there is no such setting.{did_you_mean(path[-1], known)}"
-            )
+            meant = did_you_mean(path[-1], known)
+            lines.append(f"{where}: there is no such setting.{meant}")
         elif item["type"] == "missing":
             lines.append(f"{where}: must be set")
         elif item["type"] in ("model_type", "dict_type"):

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.core.paths import cache_folder
 from fedloom.data.dataset import Dataset
+from fedloom.support.paths import cache_folder
 
 # Part of every key: increment it when decoding changes.
 _VERSION = 5

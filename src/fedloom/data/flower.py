@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.core.paths import callable_at
 from fedloom.data.partitions import PartitionFunction
+from fedloom.support.paths import callable_at
 
 
 def partition_at(path: str) -> PartitionFunction:

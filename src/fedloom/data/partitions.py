@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.core.renamed import renamed
 from fedloom.data import allocation
 from fedloom.data.allocation import check_classes, check_rows, deal, shuffled_by_class
 
@@ -360,8 +359,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> dict[str, OptionValu
     """
     known = {option.name: option for option in find_partition(name).options}
     problems = [
-        renamed(f"data.options.{word}")
-        or f"Unknown option {word!r} of partition {name!r}.{did_you_mean(word, known)}"
+        f"Unknown option {word!r} of partition {name!r}.{did_you_mean(word, known)}"
         for word in options
         if word not in known
     ]

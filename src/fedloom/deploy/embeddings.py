@@ -20,9 +20,9 @@ import torch
 from fedloom.core import message
 from fedloom.core.errors import DataError, MessageError
 from fedloom.core.message import Template
-from fedloom.core.paths import write_atomically
 from fedloom.data.alignment.ids import digests
 from fedloom.deploy.folder import LIMITS
+from fedloom.support.paths import write_atomically
 
 FORMAT = "fedloom-embeddings/1"
 

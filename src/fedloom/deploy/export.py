@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedloom._version import __version__
-from fedloom.core import message, toml
+from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.evaluation import decide
 from fedloom.core.party import Party
@@ -28,6 +28,7 @@ from fedloom.experiment.plan.reading import check
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run import checkpoint
 from fedloom.experiment.run.session import fingerprint
+from fedloom.support import toml
 
 TRIED = 256
 """Maximum number of test rows on which folders are compared with the run."""

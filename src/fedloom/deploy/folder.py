@@ -19,8 +19,8 @@ from torch import Tensor
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.message import Limits, Tree
-from fedloom.core.paths import write_atomically
 from fedloom.core.problems import problems
+from fedloom.support.paths import write_atomically
 
 MANIFEST, STATE = "party.json", "state.safetensors"
 ACTIVE = "active"

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from fedloom import models
 from fedloom.core.errors import CheckpointError, ConfigError, DataError, warn_once
-from fedloom.core.paths import write_atomically
 from fedloom.core.problems import problems
 from fedloom.data import standalone
 from fedloom.data.columns import RawColumn, columns_of
@@ -34,6 +33,7 @@ from fedloom.data.images import MODES
 from fedloom.deploy.folder import LARGEST_MANIFEST, NumberInfo, digest, readable, validating
 from fedloom.deploy.rows import RawRows, encode_images, raw_column, read_rows
 from fedloom.deploy.table_network import TableSettings, network_of, network_source, problem
+from fedloom.support.paths import write_atomically
 
 MODEL, WEIGHTS, NETWORK, PREDICT = "model.json", "model.safetensors", "network.py", "predict.py"
 _HEX = Field(pattern="^[0-9a-f]{64}$")

@@ -6,7 +6,7 @@ where the overhead of an operation exceeds its work. The numbers equal the local
 order of sums. Methods that cannot be batched run in turn; the account names them, with the reason.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
@@ -31,16 +31,20 @@ slower.
 """
 FEW = 8
 """Minimum number of parties for which batching is faster on a CPU."""
-WORTH = 1.1
-"""How many times as fast parties must have been when batched; less may be an error of measurement.
+MANY = 16
+"""The same on the slowest processor that was measured: see docs/results/speed.md."""
+SMALL = 1 << 15
+"""Maximum number of parameters of a network that is faster batched on a CPU. Measured speed-up in
+lock-step: 1.4 at 17,000, 0.8 at 51,000.
 """
+IN_TURN = (
+    f"a CPU is faster batched from {MANY} parties on, without convolutions, and with at most "
+    f"{SMALL} parameters"
+)
 STRIDE = 1 << 32
 """The distance between the numbers of parties of consecutive runs."""
 GPU_SHARE = 0.5
 """The share of a GPU's free memory that a batch of parties may take."""
-
-Measured = Callable[[Party[Any], int], float]
-"""See `BatchedEngine`."""
 
 
 @dataclass
@@ -64,11 +68,8 @@ class BatchedEngine(LocalEngine):
     Args:
         parties: all parties.
         chunk_size: the largest number of parties in a batch; None for as many as fit into memory.
-        everything: whether to batch parties that are faster in turn: on a CPU, few parties, and
-            networks with convolutions.
-        measured: given the first of some parties and their number, says how many times as fast they
-            are batched on this CPU, see `fedloom.engines.probe`. Without `everything`, only those
-            that gain are batched.
+        everything: whether to batch parties that are faster in turn: on a CPU, fewer than `MANY`,
+            and those whose networks are not `gainful`.
     """
 
     def __init__(
@@ -77,14 +78,11 @@ class BatchedEngine(LocalEngine):
         *,
         chunk_size: int | None = None,
         everything: bool = True,
-        measured: Measured | None = None,
         seed: int = 0,
         faults: Faults | None = None,
     ) -> None:
         super().__init__(parties, seed=seed, faults=faults)
-        self._batcher = Batcher(
-            self._parties, chunk_size=chunk_size, everything=everything, measured=measured
-        )
+        self._batcher = Batcher(self._parties, chunk_size=chunk_size, everything=everything)
 
     def _each(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         return self._batcher.call(tasks)
@@ -106,7 +104,7 @@ class Batcher:
     Args:
         parties: by the key that tasks use: their id in a run, or `run * STRIDE + id` in several
             runs.
-        chunk_size, everything, measured: as of `BatchedEngine`.
+        chunk_size, everything: as of `BatchedEngine`.
 
     Attributes:
         groups: for each party that can be batched, its group and its row there.
@@ -118,10 +116,8 @@ class Batcher:
         *,
         chunk_size: int | None,
         everything: bool,
-        measured: Measured | None = None,
     ) -> None:
         self._parties, self._chunk_size, self._everything = dict(parties), chunk_size, everything
-        self._measured = measured
         self._remarks: dict[str, None] = {}  # an ordered set
         self._same = SameContent()
         self.groups: dict[int, tuple[_Group, int]] = {}
@@ -133,8 +129,8 @@ class Batcher:
         if first._network is None or len(numbers) < 2:
             return
         picky = first.context.device == "cpu" and not self._everything
-        if picky and (why := self._slower(first, len(numbers))):
-            self._remarks[f"{len(numbers)} parties in turn: {why}"] = None
+        if picky and not (len(numbers) >= MANY and gainful(first.net.module)):
+            self._remarks[f"{len(numbers)} parties in turn: {IN_TURN}"] = None
             return
         # parties with equally many rows become neighbours
         numbers = sorted(numbers, key=lambda n: _rows(self._parties[n]))
@@ -148,19 +144,6 @@ class Batcher:
             self._parties[n].net.move(row)
         group = _Group(numbers, memory, _footprint(first))
         self.groups.update({n: (group, row) for row, n in enumerate(numbers)})
-
-    def _slower(self, first: Party[object], count: int) -> str:
-        """Why so many parties like the first are better trained in turn on a CPU; "" if they are
-        not.
-        """
-        if convolutional(first.net.module):
-            return "convolutions are slower batched on a CPU"
-        if count < FEW:
-            return f"fewer than {FEW} are no faster batched"
-        gain = self._measured(first, count) if self._measured and first.context.data else WORTH
-        return (
-            "" if gain >= WORTH else f"batched, they were {gain:.2f} times as fast on this machine"
-        )
 
     def remarks(self, parties: Collection[int]) -> tuple[str, ...]:
         """How these parties run, for an account."""
@@ -344,9 +327,10 @@ def _waves(tasks: Sequence[Task]) -> list[list[int]]:
     return waves
 
 
-def convolutional(module: nn.Module) -> bool:
-    """Whether a network has a convolution, which is slower batched on a CPU."""
-    return any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
+def gainful(module: nn.Module) -> bool:
+    """Whether a network is faster batched on a CPU: it is small, and has no convolution."""
+    convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
+    return not convolutional and sum(p.numel() for p in module.parameters()) <= SMALL
 
 
 def _kind(task: Task) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from fedloom.core.aggregate import MEAN
-from fedloom.core.cards import html_card, latex_table
 from fedloom.core.context import ClientContext, Rows
 from fedloom.core.errors import ConfigError, DataError, EngineError
 from fedloom.core.federation import Federation
@@ -21,6 +20,7 @@ from fedloom.data.grammar import MISSING_WORDS, Decimals
 from fedloom.data.options import DataOptions, Task
 from fedloom.data.own import interpret
 from fedloom.engines import LocalEngine
+from fedloom.experiment.cards import html_card, latex_table
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.run.engine import Backend
@@ -90,7 +90,7 @@ class Stats:
             >>> found.plot().get_axes()[0].get_xlabel()
             'drift between owners'
         """
-        from fedloom.core.pictures import BLUE, axes
+        from fedloom.experiment.pictures import BLUE, axes
 
         drifts: dict[str, float] = {}
         for table in self.tables:

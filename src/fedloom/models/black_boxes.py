@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedloom.core import plain_models
 from fedloom.core.errors import ModelError
 from fedloom.core.task import EVERY_TASK, TaskKind
 from fedloom.models import custom
+from fedloom.trees import plain_models
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedloom.core.errors import ModelError
 from fedloom.core.objects import find as find_object
 from fedloom.core.objects import is_object
-from fedloom.core.paths import callable_at
+from fedloom.support.paths import callable_at
 
 PROBE_ROWS = 2
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
 
-from fedloom.core import toml
 from fedloom.core.errors import ConfigError
 from fedloom.core.problems import problems
+from fedloom.support import toml
 
 
 def _beside(path: Any, info: ValidationInfo) -> Any:

@@ -4,7 +4,7 @@ import secrets
 from pathlib import Path
 
 from fedloom.core.errors import ConfigError
-from fedloom.core.paths import write_atomically
+from fedloom.support.paths import write_atomically
 
 
 def secret(path: Path) -> int:

@@ -7,9 +7,9 @@ from time import time_ns
 from typing import Any, Final
 
 from fedloom.core.errors import ConfigError
-from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.node_party import config_sha256
+from fedloom.support.paths import write_atomically
 
 START: Final = ".start"
 """In a run's folder: the number of its newest start."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fedloom._version import __version__
 from fedloom.core.errors import DataError
-from fedloom.core.paths import write_atomically
 from fedloom.report.page import render
+from fedloom.support.paths import write_atomically
 
 PACKAGE = Path(__file__).parents[1]
 SHOWN, CODE = {".csv", ".json", ".toml"}, {".py", ".html", ".js", ".css"}

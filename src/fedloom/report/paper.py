@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from fedloom._version import __version__
-from fedloom.core.cards import latex_escaped
-from fedloom.core.paths import write_atomically
 from fedloom.core.statistics import confidence_interval
+from fedloom.experiment.cards import latex_escaped
 from fedloom.experiment.run.metrics import Score
 from fedloom.experiment.run.result import Comparison
 from fedloom.experiment.run.tuning import TUNED
@@ -25,6 +24,7 @@ from fedloom.report.plots import Level, Line
 from fedloom.report.read import Run
 from fedloom.report.results import metrics
 from fedloom.report.svg import drawing
+from fedloom.support.paths import write_atomically
 
 SELF = f"""@software{{fedloom,
   author  = {{{{The fedloom developers}}}},

@@ -5,8 +5,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedloom.core import pictures
-from fedloom.core.cards import html_card
+from fedloom.experiment import pictures
+from fedloom.experiment.cards import html_card
 from fedloom.experiment.config.spoken import in_python
 from fedloom.experiment.run.metrics import GLOBAL
 from fedloom.experiment.run.result import Comparison, RunSummary

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core import toml
 from fedloom.core.errors import DataError
 from fedloom.data.options import Task as TaskKind
 from fedloom.experiment.run.metrics import MAIN, SCORES, Metric, parse
 from fedloom.experiment.run.result import Comparison, RunSummary, joint_scores, over_groups
 from fedloom.report.files import checked, csv_rows, damaged, model, parsed, text
 from fedloom.report.schema import FailureRow, LedgerRow, MetricRow, MixingRow, PartitionFile
+from fedloom.support import toml
 
 START = "start"
 """The stage of metrics before the first round."""

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedloom.core.errors import ConfigError, EngineError
-from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import toml
 from fedloom.experiment.pool.fetch import absent, fetch
 from fedloom.experiment.pool.pool import Ended, Job, Standing, digest, is_finished, run_all
@@ -29,6 +28,7 @@ from fedloom.experiment.run.record import write_csv
 from fedloom.report import formatting as fmt
 from fedloom.report.metrics import value_of
 from fedloom.report.read import read_run
+from fedloom.support.paths import write_atomically
 from fedloom.sweep.config import Range, SettingValues, Sweep, Values, setting_text
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from fedloom.core import toml
 from fedloom.core.errors import ConfigError
+from fedloom.support import toml
 
 ALTERNATIVE = {"rounds": "iterations", "iterations": "rounds"}
 """Settings of which one replaces the other."""

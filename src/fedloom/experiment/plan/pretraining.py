@@ -36,13 +36,13 @@ from fedloom.core.local import falling
 from fedloom.core.message import Limits
 from fedloom.core.network import Network
 from fedloom.core.optim import SGD
-from fedloom.core.paths import cache_folder, callable_at, locked, write_atomically
 from fedloom.core.rng import stream
 from fedloom.core.task import Number, Task
 from fedloom.data.dataset import Dataset
 from fedloom.experiment.plan import weights
 from fedloom.experiment.plan.assignment import task_of, training_labels
 from fedloom.models.parts import Norm
+from fedloom.support.paths import cache_folder, callable_at, locked, write_atomically
 
 Progress: TypeAlias = Callable[[int, int, float], None]
 """Called after each epoch with its number, the number of epochs, and its mean loss."""

@@ -13,8 +13,8 @@ import torch
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, MessageError
 from fedloom.core.message import Limits, Tree
-from fedloom.core.paths import write_atomically
 from fedloom.data.options import OwnFile
+from fedloom.support.paths import write_atomically
 
 _LIMITS: Final = Limits(max_bytes=1 << 40)
 _SUM: Final = hashlib.sha256().digest_size

@@ -12,9 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedloom import methods
-from fedloom.core import toml
 from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
-from fedloom.core.extensions import presets
 from fedloom.core.method import Method
 from fedloom.core.problems import problems
 from fedloom.core.vocabulary import meant
@@ -25,6 +23,8 @@ from fedloom.experiment.config.overrides import ALTERNATIVE, override
 from fedloom.experiment.config.pretrained import AUTO
 from fedloom.experiment.config.run import FEDERATION, EngineConfig, Experiment, RunConfig
 from fedloom.experiment.plan.build import PLANNERS, resolve
+from fedloom.support import toml
+from fedloom.support.extensions import presets
 
 
 def read(

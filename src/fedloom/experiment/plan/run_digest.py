@@ -7,7 +7,6 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedloom.core import toml
 from fedloom.core.errors import ConfigError, FedloomError
 from fedloom.data.cache import files_key
 from fedloom.data.sources import SOURCES
@@ -15,6 +14,7 @@ from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.config.section import validated
 from fedloom.experiment.plan.node_party import config_sha256
 from fedloom.models import external
+from fedloom.support import toml
 
 BATCHING = ("auto", "batched")
 """Engines that sum in another order."""

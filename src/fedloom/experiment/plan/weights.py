@@ -19,8 +19,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedloom.core.errors import CheckpointError
-from fedloom.core.paths import write_atomically
 from fedloom.data.dataset import Dataset
+from fedloom.support.paths import write_atomically
 
 KEY = "fedloom"
 """Key of the card, the only one in the metadata: the order of several would not be deterministic.

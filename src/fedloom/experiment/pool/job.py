@@ -13,12 +13,12 @@ from time import perf_counter
 from typing import Any, Final
 
 from fedloom.core.errors import CheckpointError, FedloomError
-from fedloom.core.paths import locked
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.run_digest import is_finished
 from fedloom.experiment.run.engine import Backend
 from fedloom.experiment.run.execute import RunResult, Stopped
 from fedloom.experiment.run.lockstep import run_in_lockstep
+from fedloom.support.paths import locked
 
 LOG: Final = "run.log"
 """Log of warnings and errors in the run folder."""

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.paths import write_atomically
 from fedloom.data.alignment import Alignment, Progress, align, near_misses
 from fedloom.data.columns import RawColumn
 from fedloom.experiment.run.record import write_json
+from fedloom.support.paths import write_atomically
 
 _SHOWN = 20  # columns that an error names
 _BOM = b"\xef\xbb\xbf"

@@ -19,7 +19,7 @@ import torch
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, MessageError
 from fedloom.core.message import Limits, Tree
-from fedloom.core.paths import write_atomically
+from fedloom.support.paths import write_atomically
 
 KEEP = 2
 _LIMITS = Limits(max_bytes=1 << 44, max_leaves=10_000_000, max_depth=32)

@@ -2,25 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from fedloom.core.engine import Account
 from fedloom.core.errors import ConfigError, EngineError
 from fedloom.engines import BatchedEngine, Engine, IsolatedEngine, LocalEngine, ObservedEngine
-from fedloom.engines.batched import Measured
 from fedloom.experiment.config.run import EngineConfig, RunConfig
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import RunPlan
-from fedloom.experiment.run.batching import Measurements
 
 
-def start(plan: RunPlan, measured: Measured | None = None) -> Engine:
+def start(plan: RunPlan) -> Engine:
     """Start the engine of a run without nodes. The caller closes it.
 
     Args:
         plan: the run.
-        measured: as of `BatchedEngine`, for the engine `auto`.
 
     Raises:
         ConfigError, EngineError: the engine cannot run here.
@@ -62,7 +58,7 @@ def start(plan: RunPlan, measured: Measured | None = None) -> Engine:
 
         return WorkersEngine(parties, workers=cfg.workers, memory=memory, **common)  # type: ignore[arg-type]
     if cfg.name == "batched" or (cfg.name == "auto" and memory is None):
-        picky = {"everything": cfg.name == "batched", "measured": measured}
+        picky = {"everything": cfg.name == "batched"}
         return BatchedEngine(parties, chunk_size=cfg.chunk_size, **picky, **common)  # type: ignore[arg-type]
     return LocalEngine(parties, memory=memory, **common)  # type: ignore[arg-type]
 
@@ -87,9 +83,7 @@ def local_backend(
     run: RunConfig, folder: Path | None = None, *, resume: bool, stop: Callable[[], bool]
 ) -> Backend:
     """The backend of all engines but `net`; arguments as in `execute`."""
-    if run.engine.name != "auto":
-        return Backend()
-    return Backend(start=partial(start, measured=Measurements(folder, resume=resume)))
+    return Backend()
 
 
 def account(engine: Engine, cfg: EngineConfig) -> Account:

@@ -11,7 +11,6 @@ import torch
 from fedloom.core.black_box import libraries_on_one_thread
 from fedloom.core.engine import UNREACHABLE, Failure
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.paths import locked, refuse_file
 from fedloom.engines import Engine, Lost
 from fedloom.engines.repeatable import repeatable
 from fedloom.experiment.config.run import RunConfig
@@ -19,6 +18,7 @@ from fedloom.experiment.plan.build import build
 from fedloom.experiment.run.engine import Backend, local_backend
 from fedloom.experiment.run.live import Stopped
 from fedloom.experiment.run.session import RunResult, Session, Status
+from fedloom.support.paths import locked, refuse_file
 
 __all__ = ["RunResult", "Status", "Stopped", "agree", "execute", "settle"]
 

@@ -15,10 +15,10 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from fedloom.core.errors import FedloomError, Interrupted
-from fedloom.core.paths import replace_text
 from fedloom.experiment.run.evaluation import evaluation_of
 from fedloom.experiment.run.metrics import Metric
 from fedloom.experiment.run.view import FILE, PartyStatus, RecentFailure, View, own_process
+from fedloom.support.paths import replace_text
 
 if TYPE_CHECKING:
     from fedloom.core.federation import Federation

@@ -12,7 +12,7 @@ import torch
 from fedloom import models
 from fedloom.core.errors import FedloomError, MethodError
 from fedloom.data.sources import load
-from fedloom.engines.batched import FEW, convolutional
+from fedloom.engines.batched import FEW, gainful
 from fedloom.engines.lockstep import Lane, LockstepEngine, in_lockstep
 from fedloom.engines.repeatable import repeatable
 from fedloom.experiment.config.data import DataConfig
@@ -27,10 +27,6 @@ MOST = 256
 MANY = 30
 """Clients of all runs together from which `advice` recommends lock-step. Measured: 0.9× with 12,
 1.6× with 30.
-"""
-SMALL = 1 << 15
-"""Maximum number of parameters of a network in lock-step on a CPU. Measured speed-up: 1.4 at
-17,000, 0.8 at 51,000.
 """
 
 
@@ -136,7 +132,7 @@ def faster_in_lockstep(network: str, shape: tuple[int, ...], classes: int) -> bo
     """Whether a network is faster in lock-step on a CPU: it is small, without convolutions."""
     with torch.device("meta"):
         module = models.build(network, shape, classes)
-    return not convolutional(module) and sum(p.numel() for p in module.parameters()) <= SMALL
+    return gainful(module)
 
 
 @lru_cache

@@ -3,7 +3,6 @@
 config.toml       the resolved config: `fedloom run config.toml` repeats the run
 environment.json  versions and machine
 objects.json      the arrays, modules and methods of the script that started the run, if any: shapes and fingerprints
-batching.json     with the engine auto, how many times as fast parties were batched
 partition.json    the rows of each class and the network of each party
 metrics.csv       one row per round, stage, party and metric
 mixing.csv        mixing weights of each party at evaluated rounds, where the method notes them
@@ -35,7 +34,7 @@ from fedloom._version import __version__
 from fedloom.core import ledger as ledgers
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import CallFailure, Federation
-from fedloom.core.paths import write_atomically
+from fedloom.support.paths import write_atomically
 
 METRICS = ("round", "iteration", "stage", "party", "metric", "value")
 FAILURES = ("round", "party", "kind", "reason", "why")

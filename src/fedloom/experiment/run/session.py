@@ -37,7 +37,6 @@ from fedloom.core.errors import (
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
 from fedloom.core.objects import described
-from fedloom.core.paths import write_atomically
 from fedloom.engines import Engine, Lost
 from fedloom.engines.memory import Spool
 from fedloom.experiment.config import run as config
@@ -56,6 +55,7 @@ from fedloom.experiment.run.record import Record, environment, refuse_extension,
 from fedloom.experiment.run.result import RunSummary
 from fedloom.experiment.run.summary import partition, summarize, traffic
 from fedloom.experiment.run.trained import TrainedModels
+from fedloom.support.paths import write_atomically
 
 _log = logging.getLogger("fedloom")
 MILESTONES = 20

@@ -23,7 +23,6 @@ from fedloom.core.federation import Federation
 from fedloom.core.ledger import Ledger
 from fedloom.core.method import NEEDS, Method, MethodConfig
 from fedloom.core.party import Party
-from fedloom.core.plain_models import can_split, quick, with_few_bins
 from fedloom.core.task import Number, TaskKind
 from fedloom.data.dataset import Dataset, Kind
 from fedloom.engines import Engine
@@ -34,6 +33,7 @@ from fedloom.experiment.plan.networks import assign_groups
 from fedloom.experiment.plan.settings.horizontal import raw_columns
 from fedloom.experiment.run.execute import one_thread
 from fedloom.models.black_boxes import BLACK_BOXES, make
+from fedloom.trees.plain_models import can_split, quick, with_few_bins
 
 FEASIBLE: Final = {"one network", "same feature dim", "architecture groups", "raw rows"}
 """Needs that owners with labeled rows alone can meet."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from fedloom.core.cards import html_card, latex_table
 from fedloom.core.errors import ConfigError
 from fedloom.core.scores import calibration_error
+from fedloom.experiment.cards import html_card, latex_table
 from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES
 from fedloom.experiment.trial.decide import Decision, OwnerVerdict
 from fedloom.experiment.trial.evidence import Evidence
@@ -354,7 +354,7 @@ class TrialResult:
             >>> told.plot().get_axes()[0].get_xlabel()
             'gain (AUC)'
         """
-        from fedloom.core.pictures import BLUE, axes
+        from fedloom.experiment.pictures import BLUE, axes
 
         known = {name: card for name, card in self.owners.items() if card.gain is not None}
         figure, drawn = axes(len(known))

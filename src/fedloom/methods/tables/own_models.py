@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import plain_models
 from fedloom.core.page import Shape
 from fedloom.methods.tables.steps import InContext, MixesOwn, arrays, kept, own_weight, tensors
+from fedloom.trees import plain_models
 
 MAKERS: Final[Mapping[str, Callable[[int, bool], Any]]] = {
     "linear": plain_models.linear,

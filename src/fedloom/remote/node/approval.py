@@ -34,7 +34,6 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedloom.core.errors import ConfigError
-from fedloom.core.paths import write_atomically
 from fedloom.remote import rpc_errors
 from fedloom.remote.credentials import Credentials
 from fedloom.remote.node.audit import AuditLog
@@ -42,6 +41,7 @@ from fedloom.remote.node.config import NodeConfig, Role
 from fedloom.remote.node.decision import AUDIT, RunDecision, What
 from fedloom.remote.node.terms import sha256
 from fedloom.remote.rpc_errors import CallRefused, refused
+from fedloom.support.paths import write_atomically
 
 FOLDER: Final = "approval"
 ACCEPTED: Final = "accepted.json"

@@ -18,8 +18,8 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.core.errors import ConfigError, PrivacyBudgetSpent
-from fedloom.core.paths import write_atomically
 from fedloom.protect.accountant import Releases
+from fedloom.support.paths import write_atomically
 
 FILE: Final = "budget.json"
 NEXT: Final = "budget.next.json"

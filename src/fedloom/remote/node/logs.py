@@ -6,7 +6,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TextIO
 
-from fedloom.core.log_lines import TextFormatter
+from fedloom.support.log_lines import TextFormatter
 
 
 class JSONFormatter(logging.Formatter):

@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedloom.core.errors import ConfigError, did_you_mean
 from fedloom.core.method import Method
-from fedloom.core.renamed import renamed
 
 
 class MethodPolicy(BaseModel):
@@ -52,8 +51,8 @@ class MethodPolicy(BaseModel):
                         f"true beside {table}"
                     )
                 elif name not in kinds:
-                    unknown = f"the method has no setting {name!r}.{did_you_mean(name, kinds)}"
-                    yield f"{table}: {renamed(f'params.{name}') or unknown}"
+                    meant = did_you_mean(name, kinds)
+                    yield f"{table}: the method has no setting {name!r}.{meant}"
                 elif inner := next((known for known in kinds if known.startswith(f"{name}.")), ""):
                     yield (
                         f"{table}: {name} is a table: give its settings one by one, such as "

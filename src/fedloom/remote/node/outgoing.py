@@ -13,9 +13,9 @@ from pydantic import Field
 
 from fedloom.core import message
 from fedloom.core.message import Tree
-from fedloom.core.paths import write_atomically
 from fedloom.remote.config_file import FileSection
 from fedloom.remote.rpc_errors import refused
+from fedloom.support.paths import write_atomically
 
 FILE: Final = "sent"
 

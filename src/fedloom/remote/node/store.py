@@ -44,9 +44,9 @@ from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MessageError
 from fedloom.core.message import Limits, Tree
 from fedloom.core.party import NETWORK_STATE
-from fedloom.core.paths import lock, write_atomically
 from fedloom.remote import payload
 from fedloom.remote.payload import VERSIONS
+from fedloom.support.paths import lock, write_atomically
 
 UNPLACED: Final = -2
 """In place of a call's number: a new party for a start that resumes, before `restore`."""

@@ -16,13 +16,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedloom.core import toml
 from fedloom.core.errors import DataError, EngineError
-from fedloom.core.paths import lock, replace_text
 from fedloom.experiment.run.result import RunSummary
 from fedloom.report.files import csv_rows, model, parsed, text
 from fedloom.report.schema import MetricRow
 from fedloom.report.track.trackers import TRACKERS, Plain, RunInfo, Tracker
+from fedloom.support import toml
+from fedloom.support.paths import lock, replace_text
 
 PAUSE = 1.0
 """Seconds between two looks at a followed folder."""
