@@ -43,6 +43,8 @@ SEARCHED, NEAREST, MOST_NEAR = 4, 0.06, 2000
 rounded copy, at most; and rows among which a copy
 is looked for.
 """
+MOST_OF_ONE = 3
+"""Different rows that may be one rounded row; more say that its numbers tell nobody, as zeros do."""
 GAP = -1e9
 """What stands for a missing number."""
 LARGEST = 5_000_000
@@ -385,17 +387,27 @@ def _rounded(flat: np.ndarray, numbers: np.ndarray, first: np.ndarray) -> np.nda
     measured = np.argsort(-values, kind="stable")[: (values > MANY_VALUES).sum()]
     if len(measured) < 2:
         return none
+    reach, half = NEAREST * x.std(0), _half_places(decimals(x))
+    # first the column in which the fewest rows are near one another: of incomes nearly all are
+    measured = np.array(
+        sorted(
+            measured,
+            key=lambda j: _neighbors(x[:, j], reach[j]) * (1 + (half[:, j] > reach[j]).sum()),
+        )
+    )
     order = np.argsort(x[:, measured[0]], kind="stable")
-    x, first = x[order], first[order]
-    m = x[:, measured]
-    reach, found = NEAREST * m.std(0), [none]
+    x, first, half = x[order], first[order], half[order][:, measured]
+    m, reach, found, i = x[:, measured], reach[measured], [none], np.arange(len(x))
     for k in range(1, MOST_NEAR):  # row i and the k-th after it, by the first column
-        i = np.flatnonzero(m[k:, 0] - m[:-k, 0] <= reach[0])
+        i = i[: np.searchsorted(i, len(x) - k)]
+        i = i[m[i + k, 0] - m[i, 0] <= reach[0]]
         if not len(i):
             break
+        near = i
         for j in range(1, min(len(measured), SEARCHED)):
-            i = i[np.abs(m[i + k, j] - m[i, j]) <= reach[j]]
-        found.append(np.stack([i, i + k], axis=1))
+            apart = np.abs(m[near + k, j] - m[near, j])
+            near = near[apart <= np.maximum(reach[j], np.maximum(half[near, j], half[near + k, j]))]
+        found.append(np.stack([near, near + k], axis=1))
     one, other = np.concatenate(found).T
     rest = np.delete(x, measured, axis=1)
     same = (rest[one] == rest[other]).all(1)
@@ -406,4 +418,12 @@ def _rounded(flat: np.ndarray, numbers: np.ndarray, first: np.ndarray) -> np.nda
     near = np.abs(m[one] - m[other]) <= tolerance * (1 + 1e-6) + 3e-7 * np.abs(m[one])
     one, other = one[near.all(1)], other[near.all(1)]
     coarse = np.where(places[one].sum(1) < places[other].sum(1), one, other)
+    few = np.bincount(coarse, minlength=len(x))[coarse] <= MOST_OF_ONE
+    one, other, coarse = one[few], other[few], coarse[few]
     return np.stack([first[one + other - coarse], first[coarse]], axis=1)
+
+
+def _neighbors(column: np.ndarray, reach: float) -> int:
+    """How many pairs of numbers (n,) are within a reach of each other."""
+    ordered = np.sort(column)
+    return int(np.searchsorted(ordered, ordered + reach, side="right").sum())
