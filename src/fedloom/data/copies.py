@@ -44,7 +44,7 @@ rounded copy, at most; and rows among which a copy
 is looked for.
 """
 MOST_OF_ONE = 3
-"""Different rows that may be one rounded row; more say that its numbers tell nobody, as zeros do."""
+"""Different rows that may be one rounded row; more say that its numbers, such as 0, tell nobody."""
 GAP = -1e9
 """What stands for a missing number."""
 LARGEST = 5_000_000
