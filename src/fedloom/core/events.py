@@ -9,7 +9,7 @@ from typing import Final
 EVENTS: Final = frozenset(("dead", "death", "deceased", "died", "event", "relapse", "relapsed"))
 """Words that say in any label that the event happened."""
 _CODES: Final = {("0", "1"), ("0.0", "1.0"), ("false", "true")}
-_OPPOSITE: Final = ("surviv", "aliv", "living", "censor")
+_OPPOSITE: Final = ("surviv", "aliv", "living", "censor", "free", "no_", "no ", "not", "remission")
 """Parts of a label's name that turn its codes around: 1 of `survived` is no death."""
 
 

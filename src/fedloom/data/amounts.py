@@ -17,7 +17,7 @@ _PLAIN = r"([0-9]+[.,][0-9]+|[0-9]{1,3}([,.' _][0-9]{3})+([.,][0-9]+)?|[0-9]+)"
 _AMOUNT = rf"[-+]?{_PLAIN}([eE][-+]?[0-9]+)?( ?[xX×*·⋅] ?10(\^|\*\*)?-?[0-9]+)?"
 _CURRENCY = (
     r"(?i:(US|C|A|R)?[$€£¥₹₽₩₺]|EUR|USD|GBP|CHF|JPY|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|BRL|euros?|"
-    r"dollars?|kr\.?|zł|Rs\.?)"
+    r"dollars?|kr\.?|zł|(?-i:Rs)\.?)"
 )
 _DECIMAL = "[0-9]+[.,][0-9]+"
 # a letter by itself may name a category, so only some are units
@@ -54,7 +54,7 @@ _PERHAPS = re.compile(
     rf"['\"=(`’]{{1,2}}{_MEASURED}['\")]?|{_MEASURED} ?([-+*†‡§#!↑↓]+|HH?|LL?|(?i:high|low))|"
     rf"{_MEASURED} ?[(\[][^()\[\]]{{1,12}}[)\]]|{_MEASURED} ?(±|\+/?-) ?{_MEASURED}"
 )
-_COUNTED = re.compile(rf"{_AMOUNT} ?(?!(?:st|nd|rd|th)$)(?P<unit>[^\W\d_]+([ ./-][^\W\d_]+)?)")
+_COUNTED = re.compile(rf"{_AMOUNT} ?(?!(?:st|nd|rd|th)\b)(?P<unit>[^\W\d_]+([ ./-][^\W\d_]+)?)")
 _PAIR = re.compile(rf"[0-9]+([.,][0-9]+)? ?[/⁄+] ?[0-9]+([.,][0-9]+)?( ?({_UNIT}))?")
 _MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\uff0d", "------")
 

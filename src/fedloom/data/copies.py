@@ -43,6 +43,8 @@ SEARCHED, NEAREST, MOST_NEAR = 4, 0.06, 2000
 rounded copy, at most; and rows among which a copy
 is looked for.
 """
+MOST_OF_ONE = 3
+"""Different rows that may be one rounded row; more say that its numbers, such as 0, tell nobody."""
 GAP = -1e9
 """What stands for a missing number."""
 LARGEST = 5_000_000
@@ -413,20 +415,31 @@ def _rounded(flat: np.ndarray, numbers: np.ndarray, first: np.ndarray) -> np.nda
     measured = np.argsort(-values, kind="stable")[: (values > MANY_VALUES).sum()]
     if len(measured) < 2:
         return none
+    reach, half = NEAREST * x.std(0), _half_places(decimals(x))
+    # first the column in which the fewest rows are near one another: of incomes nearly all are
+    measured = np.array(
+        sorted(
+            measured,
+            key=lambda j: _neighbors(x[:, j], reach[j]) * (1 + (half[:, j] > reach[j]).sum()),
+        )
+    )
 
     # pairs of rows that are near in up to SEARCHED of them. Rows are sorted by the first column, in
-    # which the k-th row after a row is never nearer than the one before: the search can end
+    # which the k-th row after a row is never nearer than the one before: what is too far once is
+    # not looked at again, and the search can end
     order = np.argsort(x[:, measured[0]], kind="stable")
-    x, first = x[order], first[order]
-    m = x[:, measured]
-    reach, found = NEAREST * m.std(0), [none]
+    x, first, half = x[order], first[order], half[order][:, measured]
+    m, reach, found, i = x[:, measured], reach[measured], [none], np.arange(len(x))
     for k in range(1, MOST_NEAR):  # row i and the k-th after it
-        i = np.flatnonzero(m[k:, 0] - m[:-k, 0] <= reach[0])
+        i = i[: np.searchsorted(i, len(x) - k)]
+        i = i[m[i + k, 0] - m[i, 0] <= reach[0]]
         if not len(i):
             break
+        near = i
         for j in range(1, min(len(measured), SEARCHED)):
-            i = i[np.abs(m[i + k, j] - m[i, j]) <= reach[j]]
-        found.append(np.stack([i, i + k], axis=1))
+            apart = np.abs(m[near + k, j] - m[near, j])
+            near = near[apart <= np.maximum(reach[j], np.maximum(half[near, j], half[near + k, j]))]
+        found.append(np.stack([near, near + k], axis=1))
     one, other = np.concatenate(found).T
 
     # of these, the pairs that are the same in all other columns, and in these but for rounding:
@@ -442,4 +455,12 @@ def _rounded(flat: np.ndarray, numbers: np.ndarray, first: np.ndarray) -> np.nda
 
     # the row with fewer decimals is the rounded one; the other is what is left of the sum of both
     coarse = np.where(places[one].sum(1) < places[other].sum(1), one, other)
+    few = np.bincount(coarse, minlength=len(x))[coarse] <= MOST_OF_ONE
+    one, other, coarse = one[few], other[few], coarse[few]
     return np.stack([first[one + other - coarse], first[coarse]], axis=1)
+
+
+def _neighbors(column: np.ndarray, reach: float) -> int:
+    """How many pairs of numbers (n,) are within a reach of each other."""
+    ordered = np.sort(column)
+    return int(np.searchsorted(ordered, ordered + reach, side="right").sum())

@@ -12,6 +12,7 @@ import numpy as np
 _YEARS = 1900, 2100
 _MONTHS = 1, 12
 _DAYS = 1, 31
+_OF_YEAR = 1, 366
 _MOST = 10**14  # numbers with more digits than 31122022235959 has are none of these dates
 _EXCEL = 20_000, 70_000
 """Days since 1900, as Excel counts them, from 1954 to 2091."""
@@ -43,8 +44,8 @@ def _whole(values: np.ndarray) -> str:
         year_last = _is_clock(time, clock) and _many(year) <= _many(rest)
         if year_last and _all(year, _YEARS) and _day_first_or_month_first(year, rest, time):
             return _LAST
-    month, year = np.divmod(values, 10_000)
-    if _all(month, _MONTHS) and _all(year, _YEARS) and _falls(year * 100 + month):
+    part, year = np.divmod(values, 10_000)  # a month, a week, or a day of the year
+    if _all(part, _OF_YEAR) and _all(year, _YEARS) and _falls(year * 1000 + part):
         return _LAST
     digits = np.floor(np.log10(np.maximum(values, 1))).astype(np.int64) + 1
     if (
@@ -66,11 +67,9 @@ def _two_digits(values: np.ndarray) -> str:
     if year_first and _like_days(last) and (not _like_days(first) or _many(last) > _many(first)):
         return ""
     counted = values[0] >= _EXCEL[0] and values[-1] < _EXCEL[1]
-    if (
-        not counted
-        and _many(last) <= _many(rest)
-        and _day_first_or_month_first(last, rest, last * 0)
-    ):
+    # all of 10100 to 11299 have the form, as 10 January 1900 and others
+    most = _many(rest) / (2 if _many(first) == 1 else 1)
+    if not counted and _many(last) <= most and _day_first_or_month_first(last, rest, last * 0):
         return _SHORT
     years = (last + 50) % 100  # 99 and 00 are neighbors
     few = _many(last) <= 12 and 2 * _many(last) <= len(values) and _many(rest) >= _many(last)
