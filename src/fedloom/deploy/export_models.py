@@ -27,6 +27,7 @@ from fedloom.deploy.folder import NumberInfo
 from fedloom.deploy.models import NETWORK, ModelInputs, load_model, network_class, write_model
 from fedloom.deploy.source import source, state_of, traced
 from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run.summary import fitted
 from fedloom.experiment.run.trained import TrainedModels
 
 SERVER = "server"
@@ -211,7 +212,8 @@ def _write(
                 )
             )
             raise CheckpointError(f"its folder does not predict as the run did{why}")
-    return on, len(x)
+    # where no row was held out, the run's test rows are those that it was fitted to
+    return "training" if fitted(plan) else on, len(x)
 
 
 def compared_rows(party: Party[object]) -> tuple[str, Rows]:

@@ -129,7 +129,7 @@ def _training(plan: RunPlan, rounds: int) -> dict[str, Any]:
     return {"training_rows": sum(rows), "local_steps": rounds * share * sum(known) / len(known)}
 
 
-def _fitted(plan: RunPlan) -> bool:
+def fitted(plan: RunPlan) -> bool:
     """Whether no row was held out, so that scores are those of the rows that were fitted. A node
     may hold some out all the same.
     """
@@ -210,7 +210,7 @@ def summarize(
         private_rows=run.data.own,
         natural=run.data.own or run.data.partition == "natural",
         validation=run.data.validation,
-        fitted=_fitted(plan),
+        fitted=fitted(plan),
         fedloom=__version__,
     )
     return summary.content()
