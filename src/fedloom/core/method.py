@@ -205,9 +205,30 @@ class MethodConfig(BaseModel):
 
     def least_in_sum(self, context: ClientContext) -> int:
         """The fewest parties whose replies a secure sum must have with these settings, at a party
-        with this context; 0 for those that every sum needs. A node signs no smaller sum.
+        with this context; 0 for those that every sum needs. A node signs no smaller sum. The
+        default is all, if clients add noise: a page whose noise hides a client's reply by itself,
+        or that knows how many shares of noise are enough, says so.
         """
-        return 0
+        return context.parties if self.promises else 0
+
+    @property
+    def introduction(self) -> Mapping[str, str] | None:
+        """What the replies of `Party.INTRODUCES` depend on with these settings, beside the own rows
+        and the public ones; None if there are no such replies, or their ε covers them. The default
+        is all settings.
+        """
+        return {name: str(value) for name, value in self}
+
+    @property
+    def exact_introduction(self) -> str:
+        """Why the replies of `Party.INTRODUCES` tell exact distances with these settings, and what
+        to set instead; "" if they do not. A node refuses them unless its owner has set
+        `exact_distances`.
+        """
+        return (
+            "its page may send exact distances to public rows: declare there INTRODUCES = () if it "
+            "sends none, or the config's exact_introduction, or set exact_distances in node.toml"
+        )
 
     @property
     def sums_stand_alone(self) -> bool:

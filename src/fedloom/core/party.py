@@ -94,6 +94,15 @@ class Party(Generic[ConfigT_co]):
             methods in CALLS answer None; parties that got the same messages differ in their rows
             alone; and no tensor of the state is changed in place. Parties of one process then
             answer as one party with all rows. `MethodConfig.rows_add_up` may except some settings.
+        PASSED_ON: methods in CALLS whose reply of one party the server sends to others as it is.
+        BY_CLASS: methods whose replies are counts, sums or means for each class or cell, in which
+            few rows are seen.
+        INTRODUCES: methods that compare own rows with the public ones. A node answers them with one
+            set of settings in all runs: see `MethodConfig.introduction`.
+        ANSWERS: methods whose arguments are rows, which the party predicts. A node counts these
+            rows over all runs (`max_answers`).
+            A page that does not declare one of the last four (None; () declares that there are none)
+            is taken at its worst: all replies count, with all weaknesses and the strictest limits.
         cfg: the method's config.
         context: the party's rows, network, neighbours and seed. It never changes.
     """  # noqa: E501
@@ -105,6 +114,10 @@ class Party(Generic[ConfigT_co]):
     TO_PEERS: ClassVar[tuple[str, ...]] = ()
     MEANS: ClassVar[tuple[str, ...]] = ()
     ROWS: ClassVar[tuple[str, ...]] = ()
+    PASSED_ON: ClassVar[tuple[str, ...] | None] = None
+    BY_CLASS: ClassVar[tuple[str, ...] | None] = None
+    INTRODUCES: ClassVar[tuple[str, ...] | None] = None
+    ANSWERS: ClassVar[tuple[str, ...] | None] = None
 
     def __init__(self, cfg: ConfigT_co, context: ClientContext) -> None:
         self._network: Network | None = None

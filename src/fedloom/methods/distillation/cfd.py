@@ -187,6 +187,8 @@ class CFDClient(Party[CFDConfig]):
     STATE = ("params", "buffers", "opt", "sent", "received")
     CALLS = ("local_train", "introduce", "predict", "distil")
     MEANS = ("predict",)
+    INTRODUCES = ("introduce",)
+    PASSED_ON = BY_CLASS = ANSWERS = ()
     introduce = trust.introduce
 
     def setup(self) -> None:
@@ -220,6 +222,8 @@ class CFDBlackBox(steps.BlackBoxParty[CFDConfig]):
 
     ROLE = "client"
     STATE = ("targets", "fitted", "sent", "received")
+    INTRODUCES = ("introduce",)
+    PASSED_ON = BY_CLASS = ANSWERS = ()
     CALLS, MEANS = CFDClient.CALLS, CFDClient.MEANS
     introduce = trust.introduce
 

@@ -84,6 +84,8 @@ class FDClient(Party[FDConfig]):
     STATE = ("params", "buffers", "opt", "received")
     CALLS = ("update", "hear")
     MEANS = ("update",)
+    BY_CLASS = MEANS
+    PASSED_ON = INTRODUCES = ANSWERS = ()
 
     def setup(self) -> None:
         """`received`: the others' mean answers (K, K) by class, and a mask (K,) of the classes that

@@ -336,6 +336,8 @@ class FedALClient(Party[FedALConfig]):
     STATE = ("params", "buffers", "opt", "reference")
     CALLS = ("local_train", "introduce", "predict", "distil")
     MEANS = ("predict",)
+    INTRODUCES = ("introduce",)
+    PASSED_ON = BY_CLASS = ANSWERS = ()
     introduce = trust.introduce
 
     def setup(self) -> None:
@@ -385,6 +387,8 @@ class FedALBlackBox(steps.BlackBoxParty[FedALConfig]):
 
     ROLE = "client"
     STATE = ("targets", "fitted")
+    INTRODUCES = ("introduce",)
+    PASSED_ON = BY_CLASS = ANSWERS = ()
     CALLS, MEANS = FedALClient.CALLS, FedALClient.MEANS
     introduce = trust.introduce
 

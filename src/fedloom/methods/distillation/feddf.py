@@ -109,6 +109,8 @@ class FedDFClient(Party[TrainingConfig]):
     STATE = ("params", "buffers", "opt", "group")
     CALLS = ("introduce", "update")
     MEANS = ("update",)
+    INTRODUCES = ("introduce",)
+    PASSED_ON = BY_CLASS = ANSWERS = ()
     introduce = trust.introduce
 
     def setup(self) -> None:

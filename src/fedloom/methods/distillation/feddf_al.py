@@ -45,6 +45,8 @@ class FedDFALClient(Party[FedALConfig]):
     STATE = ("params", "buffers", "opt", "reference", "group")
     CALLS = ("local_train", "introduce", "predict", "distil", "begin", "give")
     MEANS = ("predict", "give")
+    INTRODUCES = ("introduce",)
+    PASSED_ON = BY_CLASS = ANSWERS = ()
     introduce = trust.introduce
 
     def setup(self) -> None:

@@ -83,6 +83,8 @@ class StudentClient(Party[FensStudentConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "targets")
     CALLS = ("train_alone", "answer", "take")
+    ANSWERS = ("answer",)
+    PASSED_ON = BY_CLASS = INTRODUCES = ()
     targets: Tensor
 
     def setup(self) -> None:
@@ -125,6 +127,8 @@ class StudentBlackBox(steps.BlackBoxParty[FensStudentConfig]):
     ROLE = "client"
     STATE = ("targets", "fitted")
     CALLS = StudentClient.CALLS
+    ANSWERS = ("answer",)
+    PASSED_ON = BY_CLASS = INTRODUCES = ()
 
     def train_alone(self, *, t: int) -> None:
         """Fit, at first and again once there is an answer."""

@@ -156,6 +156,8 @@ class FedPCLClient(Party[FedPCLConfig]):
     STATE = ("params", "buffers", "opt", "features")
     ROLE = "client"
     CALLS = ("equip", "update")
+    PASSED_ON = BY_CLASS = ("update",)
+    INTRODUCES = ANSWERS = ()
 
     def setup(self) -> None:
         """A projector of its own. `features` (n, d') of the own rows are computed once the encoder

@@ -105,6 +105,8 @@ class FedProtoClient(Party[FedProtoConfig]):
     ROLE = "client"
     CALLS = ("claim", "update")
     MEANS = ("claim", "update")
+    BY_CLASS = MEANS
+    PASSED_ON = INTRODUCES = ANSWERS = ()
 
     def setup(self) -> None:
         """Its initial weights; no prototypes yet."""

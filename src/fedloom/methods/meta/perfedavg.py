@@ -68,6 +68,7 @@ class PerFedAvgClient(Party[PerFedAvgConfig]):
     ROLE = "client"
     CALLS = ("update",)
     MEANS = ("update",)
+    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
 
     def setup(self) -> None:
         """A network for local steps."""

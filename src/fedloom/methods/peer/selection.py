@@ -186,6 +186,10 @@ class SelectionConfig(MethodConfig):
         """Twice in a round that explores by probing."""
         return {"choose": 2, "estimate": 2}
 
+    def least_in_sum(self, context: ClientContext) -> int:
+        """See `MethodConfig.least_in_sum`: noise hides φ, which enters no sum."""
+        return 0
+
     def explores(self, t: int) -> bool:
         """Whether round t ignores θ."""
         return t == 0 or (self.explore_every is not None and t % self.explore_every == 0)

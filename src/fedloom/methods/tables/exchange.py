@@ -65,6 +65,8 @@ class ExchangeClient(Party[ExchangeConfig]):
     ROLE = "client"
     STATE = EXPORT = ("models",)
     CALLS = ("give", "take")
+    PASSED_ON = BY_CLASS = ("give",)
+    INTRODUCES = ANSWERS = ()
 
     def setup(self) -> None:
         """No models."""

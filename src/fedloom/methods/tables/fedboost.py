@@ -99,6 +99,8 @@ class FedBoostClient(Party[FedBoostConfig]):
     CALLS = ("segments", "words_of", "rows", "begin", "histograms", "learn")
     MEANS = ("segments", "words_of", "rows", "histograms")
     ROWS = ("scores", "node", "words")
+    BY_CLASS = MEANS
+    PASSED_ON = INTRODUCES = ANSWERS = ()
     segments = steps.segments
     words_of = steps.words_of
 

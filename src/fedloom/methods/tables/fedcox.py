@@ -94,6 +94,8 @@ class FedCoxClient(Party[FedCoxConfig]):
     EXPORT = ("design", "beta")
     CALLS = ("exponents", "sums", "squares", "segments", "events", "reach", "hazards")
     MEANS = CALLS
+    BY_CLASS = MEANS
+    PASSED_ON = INTRODUCES = ANSWERS = ()
     exponents = designs.exponents
     sums = designs.sums
     squares = designs.squares

@@ -148,6 +148,12 @@ class FedExtraConfig(steps.TreesConfig):
         """See `MethodConfig.charges`: once a round."""
         return [] if self.dp is None else [(own_sigma(party), 1, 1.0) for _ in rounds]
 
+    def least_in_sum(self, context: ClientContext) -> int:
+        """See `MethodConfig.least_in_sum`: as many as the shares of noise
+        are made for.
+        """
+        return threshold(context.parties) if self.dp else 0
+
 
 @final
 class FedExtraClient(Party[FedExtraConfig]):
@@ -158,6 +164,8 @@ class FedExtraClient(Party[FedExtraConfig]):
     EXPORT = ("layout", "trees")
     CALLS = ("segments", "words_of", "begin", "sums")
     MEANS = ("segments", "words_of", "sums")
+    BY_CLASS = MEANS
+    PASSED_ON = INTRODUCES = ANSWERS = ()
 
     def setup(self) -> None:
         """No trees, and no bins but declared ones."""
@@ -347,7 +355,7 @@ def round(
         "sums",
         shared={"t": t, "trees": steps.trees_tree(new), "bits": bits},
         expect={"sums": Shape("int64", 2, len(new.feature))},
-        min_replies=threshold(server.context.parties) if cfg.dp and fed.aggregator.secure else 1,
+        min_replies=max(1, cfg.least_in_sum(server.context) if fed.aggregator.secure else 1),
     )
     if found is None:
         return

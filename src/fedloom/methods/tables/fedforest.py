@@ -82,6 +82,8 @@ class FedForestClient(Party[FedForestConfig]):
     CALLS = ("segments", "words_of", "rows", "begin", "histograms", "learn")
     MEANS = ("segments", "words_of", "rows", "histograms")
     ROWS = ("node", "drawn")
+    BY_CLASS = MEANS
+    PASSED_ON = INTRODUCES = ANSWERS = ()
     segments = steps.segments
     words_of = steps.words_of
 

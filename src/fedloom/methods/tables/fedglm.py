@@ -93,6 +93,8 @@ class FedGLMClient(Party[FedGLMConfig]):
     EXPORT = ("design", "beta")
     CALLS = ("exponents", "sums", "squares", "reach", "derivatives", "effects")
     MEANS = ("exponents", "sums", "squares", "reach", "derivatives", "effects")
+    BY_CLASS = MEANS
+    PASSED_ON = INTRODUCES = ANSWERS = ()
     exponents = designs.exponents
     sums = designs.sums
     squares = designs.squares

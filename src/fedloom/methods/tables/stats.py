@@ -114,6 +114,8 @@ class StatsClient(Party[StatsConfig]):
     EXPORT = ("shares",)
     CALLS = ("moments", "wide", "cells", "finer", "learn")
     MEANS = ("moments", "wide", "cells", "finer")
+    BY_CLASS = MEANS
+    PASSED_ON = INTRODUCES = ANSWERS = ()
 
     def setup(self) -> None:
         """Equal shares of classes."""

@@ -140,6 +140,7 @@ class BinsParty(Party[VerticalTreesConfig]):
     EXPORT = ("edges",)
     ROLE = "party"
     CALLS = ("bins",)
+    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
 
     def setup(self) -> None:
         """Bins with equally many of the rows that the party has."""
