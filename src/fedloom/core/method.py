@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -145,6 +145,8 @@ class MethodConfig(BaseModel):
 
     FEATURE_DIM: ClassVar[str] = ""
     """The name of the setting, if any, that projects all clients' features to one dimension."""
+    TRIAL: ClassVar[tuple[tuple[str, Any], ...]] = ()
+    """Settings with which `fedloom trial` trains the method, beside the usual ones."""
 
     @model_validator(mode="before")
     @classmethod
@@ -179,6 +181,50 @@ class MethodConfig(BaseModel):
         together; () for a method without a rate. The default is `lr`, or `rate` of boosted trees.
         """
         return tuple(name for name in ("lr", "rate") if name in type(self).model_fields)
+
+    @classmethod
+    def in_trial(cls, batch_size: int, rate: float | None) -> dict[str, Any]:
+        """The settings with which `fedloom trial` trains this method, alike with others: with the
+        usual names two epochs in batches of this size, all clients in each round, and this learning
+        rate of SGD, if it trains so; and `TRIAL`.
+        """
+        fields = cls.model_fields
+        usual = {"epochs": 2, "clients_per_round": None, "batch_size": batch_size}
+        found = {name: usual[name] for name in usual if name in fields} | dict(cls.TRIAL)
+        return found | ({"lr": rate} if rate and {"lr", "momentum"} <= fields.keys() else {})
+
+    @classmethod
+    def mixing(cls, kinds: Sequence[str] = (), weight: Any = None) -> dict[str, Any] | None:
+        """The settings with which each owner mixes the joint model with models of these kinds that
+        its own rows alone made, or gives all its own models this weight, one for each owner. None,
+        as by default, for a method that cannot.
+        """
+        return None
+
+    @property
+    def mixes(self) -> bool:
+        """Whether each owner mixes the joint model with one of its own rows alone, of the method's
+        own kind, with these settings.
+        """
+        return False
+
+    @property
+    def means_of(self) -> tuple[str, ...]:
+        """The kinds of models that owners make of their own rows alone, if all predict with the
+        mean of all owners' models.
+        """
+        return ()
+
+    @property
+    def predicts_alike(self) -> bool:
+        """Whether all clients without a network predict alike from what they export."""
+        return True
+
+    def on_pooled_rows(self) -> tuple[Self, bool] | None:
+        """The settings that give a pooled method's model on the rows of all owners at once, and
+        whether these rows have their owner as a last column; None if there are none.
+        """
+        return self, False
 
     @property
     def eval_modes(self) -> tuple[str, ...]:
@@ -359,7 +405,10 @@ class Method:
         extra_stages: stages that each round yields beyond those of its config.
         quadratic: whether the time of a round grows with the square of the number of clients.
         trial_rank: its place among the methods that `fedloom trial` tries by default, from 1; 0 if
-            it tries the method only by name. At equal scores the lower rank wins.
+            it tries the method only by name. At equal scores the lower rank wins. In a vertical
+            setting the method that a trial of columns stands for.
+        trial_alone: whether it is what `fedloom trial` compares networks with: training alone with
+            the local training of the others.
         trial_variants: further settings that `fedloom trial` tries, by their name in its report.
     """
 
@@ -390,6 +439,7 @@ class Method:
     quadratic: bool = False
     extra_stages: int = 0
     trial_rank: int = 0
+    trial_alone: bool = False
     trial_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

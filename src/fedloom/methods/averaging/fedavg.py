@@ -53,7 +53,7 @@ class FedAvgClient(Party[FedAvgConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("update",)
     MEANS = ("update",)
-    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network."""

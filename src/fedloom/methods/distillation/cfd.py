@@ -187,8 +187,7 @@ class CFDClient(Party[CFDConfig]):
     STATE = ("params", "buffers", "opt", "sent", "received")
     CALLS = ("local_train", "introduce", "predict", "distil")
     MEANS = ("predict",)
-    INTRODUCES = ("introduce",)
-    PASSED_ON = BY_CLASS = ANSWERS = ()
+    TELLS = (("introduces", ("introduce",)),)
     introduce = trust.introduce
 
     def setup(self) -> None:
@@ -222,8 +221,7 @@ class CFDBlackBox(steps.BlackBoxParty[CFDConfig]):
 
     ROLE = "client"
     STATE = ("targets", "fitted", "sent", "received")
-    INTRODUCES = ("introduce",)
-    PASSED_ON = BY_CLASS = ANSWERS = ()
+    TELLS = (("introduces", ("introduce",)),)
     CALLS, MEANS = CFDClient.CALLS, CFDClient.MEANS
     introduce = trust.introduce
 

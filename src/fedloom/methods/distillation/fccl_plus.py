@@ -119,7 +119,7 @@ class FCCLPlusClient(Party[FCCLPlusConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("local_train", "predict", "distil")
     MEANS = ("predict",)
-    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = ()
 
     def setup(self) -> None:
         """Its network, with separate features and head."""

@@ -336,8 +336,7 @@ class FedALClient(Party[FedALConfig]):
     STATE = ("params", "buffers", "opt", "reference")
     CALLS = ("local_train", "introduce", "predict", "distil")
     MEANS = ("predict",)
-    INTRODUCES = ("introduce",)
-    PASSED_ON = BY_CLASS = ANSWERS = ()
+    TELLS = (("introduces", ("introduce",)),)
     introduce = trust.introduce
 
     def setup(self) -> None:
@@ -387,8 +386,7 @@ class FedALBlackBox(steps.BlackBoxParty[FedALConfig]):
 
     ROLE = "client"
     STATE = ("targets", "fitted")
-    INTRODUCES = ("introduce",)
-    PASSED_ON = BY_CLASS = ANSWERS = ()
+    TELLS = (("introduces", ("introduce",)),)
     CALLS, MEANS = FedALClient.CALLS, FedALClient.MEANS
     introduce = trust.introduce
 

@@ -109,8 +109,7 @@ class FedDFClient(Party[TrainingConfig]):
     STATE = ("params", "buffers", "opt", "group")
     CALLS = ("introduce", "update")
     MEANS = ("update",)
-    INTRODUCES = ("introduce",)
-    PASSED_ON = BY_CLASS = ANSWERS = ()
+    TELLS = (("introduces", ("introduce",)),)
     introduce = trust.introduce
 
     def setup(self) -> None:

@@ -96,7 +96,7 @@ class FedProtoPublicClient(Party[FedProtoPublicConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("local_train", "embed", "align")
     MEANS = ("embed",)
-    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network."""

@@ -179,8 +179,7 @@ class FensClient(Party[FensConfig]):
     EXPORT = ("params", "buffers", "members", "aggregator")
     CALLS = ("train_alone", "send", "take", "learn_aggregator", "take_aggregator")
     MEANS = ("learn_aggregator",)
-    PASSED_ON = ("send",)
-    BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = (("passed on", ("send",)),)
     members: dict[str, Any]
     aggregator: dict[str, Tensor]
     answers: Tensor

@@ -83,8 +83,7 @@ class StudentClient(Party[FensStudentConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "targets")
     CALLS = ("train_alone", "answer", "take")
-    ANSWERS = ("answer",)
-    PASSED_ON = BY_CLASS = INTRODUCES = ()
+    TELLS = (("answers", ("answer",)),)
     targets: Tensor
 
     def setup(self) -> None:
@@ -127,8 +126,7 @@ class StudentBlackBox(steps.BlackBoxParty[FensStudentConfig]):
     ROLE = "client"
     STATE = ("targets", "fitted")
     CALLS = StudentClient.CALLS
-    ANSWERS = ("answer",)
-    PASSED_ON = BY_CLASS = INTRODUCES = ()
+    TELLS = (("answers", ("answer",)),)
 
     def train_alone(self, *, t: int) -> None:
         """Fit, at first and again once there is an answer."""

@@ -194,7 +194,7 @@ class AugFLClient(Party[AugFLConfig]):
     ROLE = "client"
     CALLS = ("size", "update")
     MEANS = ("update",)
-    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = ()
 
     def setup(self) -> None:
         """Line 1: y_i = 0."""

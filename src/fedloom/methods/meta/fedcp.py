@@ -142,7 +142,7 @@ class FedCPClient(Party[FedCPConfig]):
     ROLE = "client"
     CALLS = ("update",)
     MEANS = ("update",)
-    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = ()
 
     def setup(self) -> None:
         """All parts, and whether the own head has ever been trained."""

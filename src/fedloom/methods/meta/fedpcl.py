@@ -156,8 +156,10 @@ class FedPCLClient(Party[FedPCLConfig]):
     STATE = ("params", "buffers", "opt", "features")
     ROLE = "client"
     CALLS = ("equip", "update")
-    PASSED_ON = BY_CLASS = ("update",)
-    INTRODUCES = ANSWERS = ()
+    TELLS = (
+        ("passed on", ("update",)),
+        ("by class", ("update",)),
+    )
 
     def setup(self) -> None:
         """A projector of its own. `features` (n, d') of the own rows are computed once the encoder

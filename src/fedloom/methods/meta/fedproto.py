@@ -105,8 +105,7 @@ class FedProtoClient(Party[FedProtoConfig]):
     ROLE = "client"
     CALLS = ("claim", "update")
     MEANS = ("claim", "update")
-    BY_CLASS = MEANS
-    PASSED_ON = INTRODUCES = ANSWERS = ()
+    TELLS = (("by class", MEANS),)
 
     def setup(self) -> None:
         """Its initial weights; no prototypes yet."""

@@ -68,7 +68,7 @@ class GossipPeer(Party[GossipConfig]):
     CALLS = ("update", "mix")
     TO_PEERS = ("give",)
     MEANS = ("give",)
-    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network."""
@@ -132,6 +132,7 @@ METHODS = (
         GOSSIP,
         name="alone",
         title="Every peer trains alone: the lower bound",
+        trial_alone=True,
         fixed={"neighbours": 0},
     ),
 )

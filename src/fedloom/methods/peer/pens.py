@@ -67,7 +67,7 @@ class PensPeer(Party[PensConfig]):
     CALLS = ("update", "select", "choose", "mix")
     TO_PEERS = ("give",)
     MEANS = ("give",)
-    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network; no counts."""

@@ -96,6 +96,7 @@ class SelectionConfig(MethodConfig):
     statistics, as usual; `batch` takes those of the rows to predict, so that a prediction depends
     on the other rows.
     """
+    TRIAL = (("personal_head", False),)
     epochs: int = Field(5, ge=1)
     """Epochs over the client's own rows in a round (K_w)."""
     head_epochs: int = Field(1, ge=0)

@@ -94,8 +94,7 @@ class FedCoxClient(Party[FedCoxConfig]):
     EXPORT = ("design", "beta")
     CALLS = ("exponents", "sums", "squares", "segments", "events", "reach", "hazards")
     MEANS = CALLS
-    BY_CLASS = MEANS
-    PASSED_ON = INTRODUCES = ANSWERS = ()
+    TELLS = (("by class", MEANS),)
     exponents = designs.exponents
     sums = designs.sums
     squares = designs.squares

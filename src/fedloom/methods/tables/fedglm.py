@@ -60,6 +60,10 @@ would grow forever.
 class FedGLMConfig(OwnModels, designs.LinearConfig):
     """A round is one Newton step."""
 
+    TRIAL = (
+        ("l2", 1.0),
+        ("missing", "indicator"),
+    )  # rows with missing values count
     l1: float = Field(0.0, ge=0)
     """Penalty: times the sum of absolute coefficients of standardized columns it is added to the
     negative log-likelihood.
@@ -93,8 +97,7 @@ class FedGLMClient(Party[FedGLMConfig]):
     EXPORT = ("design", "beta")
     CALLS = ("exponents", "sums", "squares", "reach", "derivatives", "effects")
     MEANS = ("exponents", "sums", "squares", "reach", "derivatives", "effects")
-    BY_CLASS = MEANS
-    PASSED_ON = INTRODUCES = ANSWERS = ()
+    TELLS = (("by class", MEANS),)
     exponents = designs.exponents
     sums = designs.sums
     squares = designs.squares

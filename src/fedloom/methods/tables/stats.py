@@ -114,8 +114,7 @@ class StatsClient(Party[StatsConfig]):
     EXPORT = ("shares",)
     CALLS = ("moments", "wide", "cells", "finer", "learn")
     MEANS = ("moments", "wide", "cells", "finer")
-    BY_CLASS = MEANS
-    PASSED_ON = INTRODUCES = ANSWERS = ()
+    TELLS = (("by class", MEANS),)
 
     def setup(self) -> None:
         """Equal shares of classes."""

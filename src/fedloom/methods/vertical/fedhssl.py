@@ -198,8 +198,7 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
     ROLE = "party"
     CALLS = ("project", "agree", "improve", "top", "share", "embed", "update")
     MEANS = ("top",)
-    PASSED_ON = ("project",)
-    BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = (("passed on", ("project",)),)
 
     def setup(self) -> None:
         """Two encoders of the party's network, the second with weights of its own, and heads."""

@@ -121,7 +121,7 @@ class LaserPassive(Party[LaserConfig]):
     STATE = ("params", "buffers", "opt")
     ROLE = "party"
     CALLS = ("embed", "update")
-    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = ()
 
     def setup(self) -> None:
         """Its extractor."""

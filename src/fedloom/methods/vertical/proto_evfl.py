@@ -58,7 +58,7 @@ class ProtoEVFLPassive(proto.PrototypeParty[proto.ProtoEVFLConfig]):
     ROLE = "party"
     CALLS = ("introduce", "improve", "estimate")
     MEANS = ("estimate",)
-    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = ()
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""

@@ -60,7 +60,7 @@ class ProtoStudentPassive(proto.PrototypeParty[ProtoStudentConfig]):
     ROLE = "party"
     CALLS = ("introduce", "improve", "estimate")
     MEANS = ("estimate",)
-    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = ()
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""

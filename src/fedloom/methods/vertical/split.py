@@ -62,7 +62,7 @@ class SplitPassive(Party[steps.SplitConfig]):
     STATE = ("params", "buffers", "opt")
     ROLE = "party"
     CALLS = ("embed", "update", "embed_mixed", "update_mixed")
-    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = ()
 
     def setup(self) -> None:
         """Its extractor."""

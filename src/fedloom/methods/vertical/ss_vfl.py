@@ -105,7 +105,7 @@ class SSVFLPassive(Party[SSVFLConfig]):
     STATE = ("params", "buffers", "opt", "supervised")
     ROLE = "party"
     CALLS = ("embed", "update", "teach")
-    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = ()
 
     def setup(self) -> None:
         """Its extractor, as `split` has it, and heads."""

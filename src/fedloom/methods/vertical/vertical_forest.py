@@ -140,7 +140,7 @@ class BinsParty(Party[VerticalTreesConfig]):
     EXPORT = ("edges",)
     ROLE = "party"
     CALLS = ("bins",)
-    PASSED_ON = BY_CLASS = INTRODUCES = ANSWERS = ()
+    TELLS = ()
 
     def setup(self) -> None:
         """Bins with equally many of the rows that the party has."""
@@ -453,7 +453,7 @@ VERTICAL_FOREST = Method(
 )
 
 METHODS = (
-    VERTICAL_FOREST,
+    replace(VERTICAL_FOREST, trial_rank=1),
     replace(
         VERTICAL_FOREST,
         name="vertical-boosting",

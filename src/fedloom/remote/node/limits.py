@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.core import message
 from fedloom.core.method import MethodConfig
-from fedloom.core.party import Party
+from fedloom.core.party import Party, telling
 from fedloom.data.schema import read_columns
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.demand import evaluations, taking_part
@@ -129,13 +129,10 @@ class OwnerLimits:
             PrivacyBudgetSpent, OSError: the record allows nothing, or cannot be written.
         """
         party = self._party
-        if party.INTRODUCES is None:  # nothing to be compared with, if there are no public rows
-            introduces = party.context.public is not None
-        else:
-            introduces = method in party.INTRODUCES
-        if introduces:
+        known = party.TELLS is not None or party.context.public is not None
+        if known and method in telling(type(party), "introduces"):
             self._introduce()
-        if party.ANSWERS is None or method in party.ANSWERS:
+        if method in telling(type(party), "answers"):
             self._answer(self._asked(given))
 
     def _asked(self, given: Mapping[str, Any]) -> int:
@@ -144,7 +141,7 @@ class OwnerLimits:
         """
         own = self._party.data.x(torch.arange(1)).shape[1:]
         found = [leaf for _, leaf in message.leaves(given) if isinstance(leaf, Tensor)]
-        if self._party.ANSWERS is None:
+        if self._party.TELLS is None:
             return sum(len(x) for x in found if x.dim() > 1 and x[:1].numel() == own.numel())
         if any(x.shape[1:] != own for x in found):  # one row could hold many
             raise refused("rows to be answered must have the shape of this node's own")

@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method, MethodConfig
-from fedloom.core.party import Party, answers_nothing
+from fedloom.core.party import Party, answers_nothing, telling
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.demand import evaluations
 from fedloom.experiment.plan.networks import sizes
@@ -163,16 +163,16 @@ def weaknesses(run: RunConfig, method: Method, cfg: Any) -> list[str]:
     single = [
         name for name in _replies(method, client.CALLS) if not (secure and name in client.MEANS)
     ]
-    facts = (client.PASSED_ON, client.BY_CLASS, client.INTRODUCES, client.ANSWERS)
+    silent = client.TELLS is None
     found = {
         "W1": bool(single) and not cfg.promises,
         "W2": secure and not cfg.promises,
-        "W3": bool(client.TO_PEERS) or client.PASSED_ON != (),
+        "W3": bool(client.TO_PEERS) or telling(client, "passed on") != (),
         "W4": method.setting == "vertical",
         "W5": run.columns.private,
         "W6": cfg.promises,
-        "W7": client.BY_CLASS is None or (client.BY_CLASS != () and not cfg.promises),
-        "W8": secure and (None in facts or not cfg.rows_add_up),
+        "W7": silent or (telling(client, "by class") != () and not cfg.promises),
+        "W8": secure and (silent or not cfg.rows_add_up),
     }
     return [number for number, there in found.items() if there]
 
@@ -206,7 +206,7 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
         each = " for each peer" if receiver == "peers" else ""
         on = (
             ", which passes it on to the other nodes,"
-            if receiver != "peers" and client.PASSED_ON != ()
+            if receiver != "peers" and telling(client, "passed on")
             else ""
         )
         yield f"Sent to {receiver}{on} in a round: {'' if sent else 'nothing.'}".rstrip()
