@@ -137,6 +137,12 @@ class MethodConfig(BaseModel):
         ({}, 0, '', '')
         >>> cfg.stages_in_round(3), cfg.charges(None, range(3))
         (1, ())
+        >>> cfg.in_trial(16, None), cfg.mixing(), cfg.mixes, cfg.means_of
+        ({'epochs': 2, 'clients_per_round': None, 'batch_size': 16}, None, False, ())
+        >>> cfg.predicts_alike, cfg.on_pooled_rows() == (cfg, False), cfg.introduction["epochs"]
+        (True, True, '2')
+        >>> "declare" in cfg.exact_introduction
+        True
     """  # noqa: E501
 
     model_config = ConfigDict(

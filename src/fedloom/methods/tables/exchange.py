@@ -75,10 +75,7 @@ class ExchangeClient(Party[ExchangeConfig]):
     ROLE = "client"
     STATE = EXPORT = ("models",)
     CALLS = ("give", "take")
-    TELLS = (
-        ("passed on", ("give",)),
-        ("by class", ("give",)),
-    )
+    TELLS = (("passed on", ("give",)), ("by class", ("give",)))
 
     def setup(self) -> None:
         """No models."""

@@ -60,10 +60,8 @@ would grow forever.
 class FedGLMConfig(OwnModels, designs.LinearConfig):
     """A round is one Newton step."""
 
-    TRIAL = (
-        ("l2", 1.0),
-        ("missing", "indicator"),
-    )  # rows with missing values count
+    # so that rows with missing values count
+    TRIAL = (*designs.LinearConfig.TRIAL, ("missing", "indicator"))  # type: ignore[assignment]
     l1: float = Field(0.0, ge=0)
     """Penalty: times the sum of absolute coefficients of standardized columns it is added to the
     negative log-likelihood.
