@@ -56,7 +56,8 @@ def counting(cfg: Any, names: dict[str, str]) -> Any:
         counts = cfg.calls_in_round(context)
         return {names.get(name, name): count for name, count in counts.items()}
 
-    return type("Counting", (type(cfg),), {"calls_in_round": calls}).model_construct(**dict(cfg))
+    kind: Any = type("Counting", (type(cfg),), {"calls_in_round": calls})
+    return kind.model_construct(**dict(cfg))
 
 
 def stripped(method: Method) -> Method:
