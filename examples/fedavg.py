@@ -25,6 +25,8 @@ class Client(Party[Config]):
     MEANS = ("update",)  # what only enters a mean, which the run's [aggregate] says how to take
     # what a round may call; a node of another organization answers nothing else
     CALLS = ("receive", "update")
+    # no reply is passed on, by class, or an answer about rows; without this nodes assume all three
+    TELLS = ()
 
     def setup(self):
         self.network(self.context.build(), SGD(self.cfg.lr))

@@ -26,6 +26,8 @@ class Client(Party[Config]):
     CALLS = ("receive", "update")
     # the replies only enter a mean, which the run's [aggregate] says how to take
     MEANS = ("update",)
+    # no reply is passed on, by class, or an answer about rows; without this nodes assume all three
+    TELLS = ()
 
     def setup(self):
         self.network(self.context.build(), SGD(self.cfg.lr))

@@ -48,6 +48,8 @@ class Client(Party[Config]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("update",)
     MEANS = ("update",)
+    # no reply is passed on, by class, or an answer about rows; without this nodes assume all three
+    TELLS = ()
 
     def setup(self):
         self.network(self.context.build(), SGD(self.cfg.lr))

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -311,3 +312,103 @@ def test_fedavg_reads_at_most_400_lines_with_fifteen_concepts() -> None:
         name.id for name in nodes if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
     }
     assert len(taken | declared & {"ROLE", "STATE", "CALLS", "MEANS"}) <= 15
+
+
+FACTLESS = ("remote/node/terms.py", "remote/node/limits.py", "deploy/", "experiment/trial/")
+"""What knows no method: all that it asks a method stands on the method's page."""
+WORDS = {
+    "alone", "columns", "federated", "missing", "mix", "own", "owners", "shift", "threshold",
+    "bins", "time", "mode", "average", "pairs", "variances", "predict", "beta", "own_weight",
+}  # fmt: skip
+"""Names of methods and fields that are plain words of these files, too."""
+LEFT = {"deploy/tables.py": 7, "deploy/table_network.py": 1}
+"""Files there that still import pages of methods, with how many imports."""
+
+
+STILL = {
+    "core": 75,
+    "experiment": 50,
+    "data": 20,
+    "report": 16,
+    "cli": 14,
+    "engines": 8,
+    "protect": 7,
+    "__init__.py": 4,
+    "estimators.py": 3,
+    "remote": 3,
+    "sweep": 3,
+}
+"""How often each folder still names one, or has a word that is one: to become fewer."""
+
+
+def knowing(text: str, names: set[str], fields: set[str]) -> list[str]:
+    """Where a source names a method or a field of the config of one: as a whole string, as an
+    attribute of a config, as `params.FIELD` in a text, or as a key of what is a config's.
+    """
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute):
+            of = ast.unparse(node.value).rpartition(".")[2]
+            if node.attr in fields and of in {"cfg", "setting", "settings(candidate)"}:
+                found.append(ast.unparse(node))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            said = set(re.findall(r"params\.(\w+)", node.value)) & fields
+            if node.value in (names | fields) - WORDS or said:
+                found.append(node.value)
+        of_config: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            reads = ast.unparse(node.func) in {"getattr", "hasattr", "setattr"}
+            of_config = [node.func, *node.args[:1]] if reads else [node.func]
+        elif isinstance(node, ast.Subscript):
+            of_config = [node.value]
+        elif isinstance(node, ast.Compare):
+            of_config = [node.left, *node.comparators]
+        if any(
+            re.search(r"\b(cfg|params|model_fields|fixed)\b", ast.unparse(x)) for x in of_config
+        ):
+            found += [
+                child.value
+                for child in ast.walk(node)
+                if isinstance(child, ast.Constant) and child.value in fields
+            ]
+    return found
+
+
+METHODS = {*methods.registry()}
+USUAL = {"epochs", "batch_size", "clients_per_round", "batchnorm", "lr", "rate", "momentum"}
+"""Fields that `MethodConfig` itself knows, of every page that has them."""
+FIELDS = {field for one in methods.registry().values() for field in one.config.model_fields} - USUAL
+FREE = [file for file in FILES if str(file.relative_to(SOURCE)).startswith(FACTLESS)]
+
+
+@pytest.mark.parametrize("file", FREE, ids=lambda f: str(f.relative_to(SOURCE)))
+def test_facts_of_a_method_stand_on_its_page(file: Path) -> None:
+    assert knowing(file.read_text(), METHODS, FIELDS) == []
+    pages = {module for module in imports(file) if module.count(".") > 2 and ".methods." in module}
+    assert len(pages) <= LEFT.get(str(file.relative_to(SOURCE)), 0), pages
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'if method.name in ("fens", "stats"): pass',
+        'x = getattr(cfg, "mix", 0)',
+        "x = party.cfg.kinds",
+        'x = "own" in method.config.model_fields',
+        'params["own"] = []',
+        'x = "set params.trust_bits, such as 4"',
+        'cfg.model_copy(update={"owners": "none"})',
+        'SETTINGS = ("trust_neighbours",)',
+    ],
+)
+def test_a_name_of_a_method_or_field_is_found_however_it_is_written(text: str) -> None:
+    assert knowing(text, METHODS, FIELDS)
+
+
+def test_other_folders_name_no_more_methods_and_fields_than_before() -> None:
+    found: Counter[str] = Counter()
+    for file in FILES:
+        folder = file.relative_to(SOURCE).parts[0]
+        if folder != "methods":
+            found[folder] += len(knowing(file.read_text(), METHODS, FIELDS))
+    assert {name: n for name, n in found.items() if n > STILL.get(name, 0)} == {}

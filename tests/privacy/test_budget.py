@@ -233,18 +233,20 @@ def test_a_node_answers_so_many_rows_of_coordinators_in_all_runs(
 ) -> None:
     public = SimpleNamespace(rows=range(50))
     own = SimpleNamespace(x=lambda rows: torch.zeros(len(rows), 4))
-    party: Any = SimpleNamespace(cfg=None, context=SimpleNamespace(public=public), data=own)
+    declared = {"TELLS": (("answers", ("predicted",)),)}
+    kind = type("Answering", (SimpleNamespace,), declared)
+    party: Any = kind(cfg=None, context=SimpleNamespace(public=public), data=own)
     allowed = OwnerLimits(Budget(tmp_path), "wards", NodeData(rows=file), party)
     # many rows as one, for a network that takes any number of dimensions
     for shape in ((1, 10**4, 4), (4,), (1, 5)):
         with pytest.raises(CallRefused, match="the shape of this node's own"):
-            allowed.check("answer", {"x": torch.zeros(shape)})
+            allowed.check("predicted", {"rows": torch.zeros(shape)})
     for count in (60, 40):  # two runs
         allowed = OwnerLimits(Budget(tmp_path), "wards", NodeData(rows=file), party)
-        allowed.check("answer", {"x": torch.zeros(count, 4)})
+        allowed.check("predicted", {"rows": torch.zeros(count, 4)})
     with pytest.raises(CallRefused, match="at most 100 rows"):
-        allowed.check("answer", {"x": torch.zeros(1, 4)})
-    allowed.check("update", {"x": torch.zeros(10**4, 4)})
+        allowed.check("predicted", {"rows": torch.zeros(1, 4)})
+    allowed.check("update", {"rows": torch.zeros(10**4, 4)})
 
 
 def test_matchings_test_so_many_ids_in_all_runs(hosts: Hosts, tmp_path: Path) -> None:

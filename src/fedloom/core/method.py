@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -137,6 +137,12 @@ class MethodConfig(BaseModel):
         ({}, 0, '', '')
         >>> cfg.stages_in_round(3), cfg.charges(None, range(3))
         (1, ())
+        >>> cfg.in_trial(16, None), cfg.mixing(), cfg.mixes, cfg.means_of
+        ({'epochs': 2, 'clients_per_round': None, 'batch_size': 16}, None, False, ())
+        >>> cfg.predicts_alike, cfg.on_pooled_rows() == (cfg, False), cfg.introduction["epochs"]
+        (True, True, '2')
+        >>> "declare" in cfg.exact_introduction
+        True
     """  # noqa: E501
 
     model_config = ConfigDict(
@@ -145,6 +151,8 @@ class MethodConfig(BaseModel):
 
     FEATURE_DIM: ClassVar[str] = ""
     """The name of the setting, if any, that projects all clients' features to one dimension."""
+    TRIAL: ClassVar[tuple[tuple[str, Any], ...]] = ()
+    """Settings with which `fedloom trial` trains the method, beside the usual ones."""
 
     @model_validator(mode="before")
     @classmethod
@@ -180,6 +188,50 @@ class MethodConfig(BaseModel):
         """
         return tuple(name for name in ("lr", "rate") if name in type(self).model_fields)
 
+    @classmethod
+    def in_trial(cls, batch_size: int, rate: float | None) -> dict[str, Any]:
+        """The settings with which `fedloom trial` trains this method, alike with others: with the
+        usual names two epochs in batches of this size, all clients in each round, and this learning
+        rate of SGD, if it trains so; and `TRIAL`.
+        """
+        fields = cls.model_fields
+        usual = {"epochs": 2, "clients_per_round": None, "batch_size": batch_size}
+        found = {name: usual[name] for name in usual if name in fields} | dict(cls.TRIAL)
+        return found | ({"lr": rate} if rate and {"lr", "momentum"} <= fields.keys() else {})
+
+    @classmethod
+    def mixing(cls, kinds: Sequence[str] = (), weight: Any = None) -> dict[str, Any] | None:
+        """The settings with which each owner mixes the joint model with models of these kinds that
+        its own rows alone made, or gives all its own models this weight, one for each owner. None,
+        as by default, for a method that cannot.
+        """
+        return None
+
+    @property
+    def mixes(self) -> bool:
+        """Whether each owner mixes the joint model with one of its own rows alone, of the method's
+        own kind, with these settings.
+        """
+        return False
+
+    @property
+    def means_of(self) -> tuple[str, ...]:
+        """The kinds of models that owners make of their own rows alone, if all predict with the
+        mean of all owners' models.
+        """
+        return ()
+
+    @property
+    def predicts_alike(self) -> bool:
+        """Whether all clients without a network predict alike from what they export."""
+        return True
+
+    def on_pooled_rows(self) -> tuple[Self, bool] | None:
+        """The settings that give a pooled method's model on the rows of all owners at once, and
+        whether these rows have their owner as a last column; None if there are none.
+        """
+        return self, False
+
     @property
     def eval_modes(self) -> tuple[str, ...]:
         """Further ways to evaluate a party, such as after fine-tuning: see `Party.prepare`."""
@@ -205,9 +257,30 @@ class MethodConfig(BaseModel):
 
     def least_in_sum(self, context: ClientContext) -> int:
         """The fewest parties whose replies a secure sum must have with these settings, at a party
-        with this context; 0 for those that every sum needs. A node signs no smaller sum.
+        with this context; 0 for those that every sum needs. A node signs no smaller sum. The
+        default is all, if clients add noise: a page whose noise hides a client's reply by itself,
+        or that knows how many shares of noise are enough, says so.
         """
-        return 0
+        return context.parties if self.promises else 0
+
+    @property
+    def introduction(self) -> Mapping[str, str] | None:
+        """What the replies of `Party.INTRODUCES` depend on with these settings, beside the own rows
+        and the public ones; None if there are no such replies, or their ε covers them. The default
+        is all settings.
+        """
+        return {name: str(value) for name, value in self}
+
+    @property
+    def exact_introduction(self) -> str:
+        """Why the replies of `Party.INTRODUCES` tell exact distances with these settings, and what
+        to set instead; "" if they do not. A node refuses them unless its owner has set
+        `exact_distances`.
+        """
+        return (
+            "its page may send exact distances to public rows: declare there INTRODUCES = () if it "
+            "sends none, or the config's exact_introduction, or set exact_distances in node.toml"
+        )
 
     @property
     def sums_stand_alone(self) -> bool:
@@ -338,7 +411,10 @@ class Method:
         extra_stages: stages that each round yields beyond those of its config.
         quadratic: whether the time of a round grows with the square of the number of clients.
         trial_rank: its place among the methods that `fedloom trial` tries by default, from 1; 0 if
-            it tries the method only by name. At equal scores the lower rank wins.
+            it tries the method only by name. At equal scores the lower rank wins. In a vertical
+            setting the method that a trial of columns stands for.
+        trial_alone: whether it is what `fedloom trial` compares networks with: training alone with
+            the local training of the others.
         trial_variants: further settings that `fedloom trial` tries, by their name in its report.
     """
 
@@ -369,6 +445,7 @@ class Method:
     quadratic: bool = False
     extra_stages: int = 0
     trial_rank: int = 0
+    trial_alone: bool = False
     trial_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

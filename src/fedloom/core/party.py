@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ _OWN = ("cfg", "context", "_network", "_notes")
 ConfigT_co = TypeVar("ConfigT_co", covariant=True)  # sound, because `cfg` is set only once
 Note: TypeAlias = float | list[float]
 """A diagnostic of a party: a number or a vector."""
+Fact: TypeAlias = Literal["passed on", "by class", "introduces", "answers"]
+"""What a page declares of replies: see `Party.TELLS`."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,14 @@ class Party(Generic[ConfigT_co]):
             methods in CALLS answer None; parties that got the same messages differ in their rows
             alone; and no tensor of the state is changed in place. Parties of one process then
             answer as one party with all rows. `MethodConfig.rows_add_up` may except some settings.
+        TELLS: which methods in CALLS have replies of which more is known than that rows are in them:
+            "passed on", the server sends one party's reply to others as it is; "by class", counts,
+            sums or means for each class or cell, in which few rows are seen; "introduces", own rows
+            are compared with public ones, which a node does with one set of settings in all runs
+            (`MethodConfig.introduction`); "answers", the arguments are rows to be predicted, which
+            a node counts over all runs. () says that there are none. A page that does not declare
+            it (None) is taken at its worst: its terms name all weaknesses, and each limit holds for
+            each method.
         cfg: the method's config.
         context: the party's rows, network, neighbours and seed. It never changes.
     """  # noqa: E501
@@ -105,6 +115,7 @@ class Party(Generic[ConfigT_co]):
     TO_PEERS: ClassVar[tuple[str, ...]] = ()
     MEANS: ClassVar[tuple[str, ...]] = ()
     ROWS: ClassVar[tuple[str, ...]] = ()
+    TELLS: ClassVar[tuple[tuple[Fact, tuple[str, ...]], ...] | None] = None
 
     def __init__(self, cfg: ConfigT_co, context: ClientContext) -> None:
         self._network: Network | None = None
@@ -573,3 +584,9 @@ def answers_nothing(kind: type[Party[Any]], method: str) -> bool:
     """Whether the replies to a method of a party's page have no content: it is annotated to return
     None."""
     return inspect.signature(getattr(kind, method)).return_annotation in (None, "None")
+
+
+def telling(kind: type[Party[Any]], fact: Fact) -> tuple[str, ...]:
+    """The methods of a party's page of whose replies this is so: all, if it does not say."""
+    facts = dict(kind.TELLS or ())
+    return kind.CALLS + kind.TO_PEERS if kind.TELLS is None else facts.get(fact, ())

@@ -324,10 +324,9 @@ def _target(manifest: PartyManifest) -> Number | None:
 
 def _config(manifest: PartyManifest, method: Method) -> Any:
     cfg, widest = method.configure(params=manifest.params), min(WIDEST, ALL // manifest.parties)
-    if "no network" not in method.needs and cfg.embedding_dim > widest:
-        raise CheckpointError(
-            f"params.embedding_dim must be at most {widest}, not {cfg.embedding_dim}"
-        )
+    width = getattr(cfg, cfg.FEATURE_DIM, 0)
+    if width > widest:
+        raise CheckpointError(f"params.{cfg.FEATURE_DIM} must be at most {widest}, not {width}")
     return cfg
 
 

@@ -96,7 +96,7 @@ def write_models(
         if plan.contexts[i].network is not None:
             shared.add(party, broadcast)
     raw = "raw rows" in plan.method.needs
-    if first is not None and raw and not tables.is_joint(trained.party(first)):
+    if first is not None and raw and not trained.party(first).cfg.predicts_alike:
         skipped[SERVER] = (
             "each owner predicts by models or an effect of its own besides; take an owner's folder"
         )

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from fedloom.core.black_box import FittedBlackBox
 from fedloom.core.errors import ModelError
-from fedloom.core.party import Party
 from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import OneHot, TableEncoder, used_of
 from fedloom.data.tables import MISSING
@@ -33,11 +32,9 @@ from fedloom.methods.distillation.steps import BlackBoxParty, current_fit
 from fedloom.methods.tables import design as designs
 from fedloom.methods.tables import mixed, own_models, steps
 from fedloom.methods.tables.exchange import ExchangeClient
-from fedloom.methods.tables.fedboost import own_trees
 from fedloom.methods.tables.fedcox import FedCoxClient
-from fedloom.methods.tables.fedforest import FLOOR, FedForestClient, own_forest
+from fedloom.methods.tables.fedforest import FLOOR
 from fedloom.methods.tables.fedglm import FedGLMClient, family, rows_of
-from fedloom.trees.model import joined
 
 BOXES = {"forest": "forest", "boosting": "boosting", "logistic": "linear", "ridge": "linear"}
 """Black boxes that are parts of a `TableNetwork`, by the kinds of `own_models`."""
@@ -91,16 +88,6 @@ class Parts:
         return TableSettings(**values, parts=self._parts), state
 
 
-def is_joint(party: Party[object]) -> bool:
-    """Whether a party's model of raw rows is the same at all owners."""
-    own = ("own", "mix", "owner_column", "own_trees")
-    return (
-        not any(getattr(party.cfg, name, 0) for name in own)
-        and getattr(party.cfg, "owners", "none") == "none"
-        and not isinstance(party, ExchangeClient)
-    )
-
-
 def table_network(data: Dataset, party: Any) -> tuple[TableSettings, dict[str, Tensor]]:
     """The settings and tensors of the network that predicts as a party without a network does.
 
@@ -111,7 +98,7 @@ def table_network(data: Dataset, party: Any) -> tuple[TableSettings, dict[str, T
     if isinstance(party, BlackBoxParty):
         _black_box(parts, party)
         return parts.settled()
-    own = getattr(party.cfg, "own", ())  # kinds of models that an owner fits to its own rows
+    own = steps.own_kinds(party)  # kinds of models that an owner fits to its own rows
     weight = steps.own_weight(party) if own else 0.0
     K = own_models.width(party)
 
@@ -128,8 +115,9 @@ def table_network(data: Dataset, party: Any) -> tuple[TableSettings, dict[str, T
 
     # the joint model: all owners' models in equal shares, a regression, or trees
     if isinstance(party, ExchangeClient) and party.models:
-        share = (1 - weight) / len(party.cfg.kinds) / len(party.models)
-        for kind in party.cfg.kinds:
+        kinds = party.cfg.means_of
+        share = (1 - weight) / len(kinds) / len(party.models)
+        for kind in kinds:
             for one in party.models:
                 parts.sent(kind, one[kind], share, **read)
     elif isinstance(party, FedGLMClient | FedCoxClient) and party.design:
@@ -296,7 +284,7 @@ def _linear(parts: Parts, party: FedGLMClient | FedCoxClient, weight: float) -> 
     """
     design, target = party.design, party.context.target
     kept, mean, scale = (design[name].numpy() for name in ("kept", "mean", "scale"))  # (q,) each
-    fixed = range(1, party.context.parties) if party.cfg.owners == "fixed" else range(0)
+    fixed = range(0) if party.cfg.rows_add_up else range(1, party.context.parties)
 
     # slopes (k, q) of standardized columns, 0 for those that were left out; beta has a row for each
     # predictor, the intercept first, and Cox's has neither rows nor an intercept
@@ -345,21 +333,13 @@ def _linear(parts: Parts, party: FedGLMClient | FedCoxClient, weight: float) -> 
 
 def _trees(parts: Parts, party: Any, weight: float) -> None:
     """Add the joint trees, and those of the owner's own rows."""
-    cfg, joint = party.cfg, steps.trees_of(party.trees)
     forest, K = "drawn" in party.STATE, own_models.width(party)
-    if more := getattr(cfg, "own_trees", 0):
-        joint = joined([joint, own_trees(party, more, start=party.scores)])
     for name in ("edges", "lengths", "category"):
         parts.state[f"bins_{name}"] = party.layout[name]
-    models = [(joint, weight)]
-    if mix := getattr(cfg, "mix", 0):
-        own = steps.own_weight(party)
-        trees = own_forest(party) if isinstance(party, FedForestClient) else own_trees(party, mix)
-        models = [(joint, 1 - own), (trees, own)]
     how: dict[str, Any] = {"link": "none"} if parts.number else {"link": "softmax"}
     if forest and not parts.number:
         how = {"link": "shares", "floor": FLOOR}
-    for trees, its_weight in models:
+    for trees, share_of_lot in party.lots():
         inner = trees.feature >= 0
         value = trees.value * 2.0**-20
         if value.shape[1] < K:  # tree t adds to output t, of two classes to the second
@@ -376,5 +356,5 @@ def _trees(parts: Parts, party: Any, weight: float) -> None:
             threshold=trees.left,
             value=value,
         )
-        owner = party.context.id if cfg.owner_column else -1
-        parts.add("bins", its_weight, tensors, **how, owner=owner)
+        owner = -1 if party.cfg.rows_add_up else party.context.id
+        parts.add("bins", weight * share_of_lot, tensors, **how, owner=owner)

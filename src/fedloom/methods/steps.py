@@ -66,6 +66,7 @@ class LocalSGDConfig(MethodConfig):
     AFIND+ paper.
     """
 
+    TRIAL = (("personal_head", False),)  # whole models
     alpha: float = Field(0.03, ge=0)
     """Step size of adaptation (α)."""
     adapt_steps: AdaptSteps = ()

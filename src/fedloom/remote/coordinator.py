@@ -141,4 +141,6 @@ def at_nodes(
 def _answers(plan: RunPlan) -> int:
     """How many rows of the server's a run asks each node about."""
     rows = plan.server_context.data
-    return len(rows) if rows is not None and "answer" in plan.method.client.CALLS else 0
+    return (
+        len(rows) if rows is not None and dict(plan.method.client.TELLS or ()).get("answers") else 0
+    )

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from fedloom import methods
 from fedloom.core.errors import ConfigError
 from fedloom.data.dataset import Dataset
 from fedloom.data.grammar import MISSING_WORDS, Decimals
@@ -167,9 +168,12 @@ def trial(
             for name in OF_FILES
             if vars(options)[name] != getattr(DataOptions(), name)
         }
-        return replace(
-            result, recipe={"method": "vertical-forest", "columns": files, "data": given}
+        method = next(
+            name
+            for name, one in methods.registry().items()
+            if one.setting == "vertical" and one.trial_rank
         )
+        return replace(result, recipe={"method": method, "columns": files, "data": given})
 
     # everything else becomes owners with rows of their own
     def tried(owners: Owners) -> TrialResult:

@@ -39,24 +39,10 @@ FEASIBLE: Final = {"one network", "same feature dim", "architecture groups", "ra
 """Needs that owners with labeled rows alone can meet."""
 MANY: Final = 12
 """The most owners with whom methods of quadratic time are tried by default."""
-ALONE: Final = "alone"
-"""Training alone with the local training of the others: a method of the family `peer` without
-messages.
-"""
-RECIPE: Final = {"epochs": 2, "personal_head": False, "clients_per_round": None, "local_steps": 10}
-"""Settings of all methods that have them, so that they train alike: whole models, all owners in
-each round.
-"""
-OF_TABLES: Final = {"l2": 1.0, "missing": "indicator"}
-"""Settings of all methods of raw rows that have them, so that a fit exists where columns are
-collinear, and counts rows with missing values.
-"""
-EXCHANGE: Final = "exchange"
-"""The method whose models are those that owners train alone."""
 OWN_KINDS: Final[Mapping[str, str]] = {
     "logistic": "linear", "ridge": "linear", "forest": "forest", "boosting": "boosting",
 }  # fmt: skip
-"""Black boxes that methods of tables mix with the joint model, by the names of `params.own`."""
+"""Black boxes that a method may mix with the joint model, by kind: see `MethodConfig.mixing`."""
 QUICK: Final = ("forest", "boosting")
 """Black boxes that train the same model in less time: see `quick`."""
 BATCHES: Final = 12
@@ -76,12 +62,14 @@ class Candidate:
         model: a network's name; "" for a black box or trees.
         params: settings of the method that differ from its defaults.
         note: a remark for people, such as "own heads".
+        rate: the learning rate of SGD; None for a method without one.
     """
 
     method: str
     model: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    rate: float | None = None
 
     @property
     def label(self) -> str:
@@ -91,7 +79,7 @@ class Candidate:
     @property
     def text(self) -> str:
         """The label with model and rate."""
-        rate = f", rate {self.params['lr']:g}" if "lr" in self.params else ""
+        rate = "" if self.rate is None else f", rate {self.rate:g}"
         return f"{self.label}{f', {self.model}' if self.model else ''}{rate}"
 
 
@@ -126,6 +114,16 @@ def infeasible(owners: int, task: TaskKind = "classes") -> dict[str, str]:
     return {name: reason for name, reason in found.items() if reason}
 
 
+def baseline() -> str:
+    """The method that trains networks alone."""
+    return next(name for name, method in methods.registry().items() if method.trial_alone)
+
+
+def settings(candidate: Candidate) -> Any:
+    """The config of a candidate that is a method."""
+    return methods.named(candidate.method).configure(params=dict(candidate.params))
+
+
 def default_methods(
     owners: int, kind: Kind, task: TaskKind = "classes"
 ) -> tuple[list[str], list[str]]:
@@ -151,31 +149,26 @@ def candidates(
     """The candidates of methods, for each network and learning rate of SGD, for owners of so many
     rows.
     """
-    found, recipe = [], {**RECIPE, "batch_size": min(128, max(16, rows // BATCHES))}
+    found, batch_size = list[Candidate](), min(128, max(16, rows // BATCHES))
     for name in names:
         method = methods.named(name)
-        fields = method.config.model_fields.keys() - method.fixed.keys()
-        if "raw rows" in method.needs:
-            base = {key: value for key, value in OF_TABLES.items() if key in fields}
-            changes: dict[str, Mapping[str, Any]] = {"": {}, **method.trial_variants}
-            found += [
-                Candidate(name, params={**base, **change}, note=note)
-                for note, change in changes.items()
-            ]
-            continue
-        base = {key: value for key, value in recipe.items() if key in fields}
-        grid: list[dict[str, Any]] = (
-            [{"lr": rate} for rate in rates] if {"lr", "momentum"} <= fields else [{}]
-        )
-        variants = [
-            (base, ""),
-            *(({**base, **change}, note) for note, change in method.trial_variants.items()),
-        ]
+        raw = "raw rows" in method.needs
+        settings_at = {
+            rate: {
+                key: value
+                for key, value in method.config.in_trial(batch_size, rate).items()
+                if key not in method.fixed
+            }
+            for rate in (None, *rates)
+        }
+        plain = settings_at.pop(None)
+        if plain in settings_at.values():  # it does not train by SGD
+            settings_at = {None: plain}
         found += [
-            Candidate(name, network, {**params, **rate}, note)
-            for params, note in variants
-            for network in networks
-            for rate in grid
+            Candidate(name, network, {**params, **change}, note, rate)
+            for note, change in {"": {}, **method.trial_variants}.items()
+            for network in ("",) * raw or networks
+            for rate, params in settings_at.items()
             if network != "linear" or (method.linear and not note)  # a linear model is all head
         ]
     return found
@@ -231,8 +224,10 @@ def train(
         data = data.with_target(np.concatenate(fitted))
     method = methods.named(candidate.method)
     cfg = method.configure(params=dict(candidate.params))
-    if method.pooled and not messages and getattr(cfg, "owners", "none") != "random":
-        yield _at_once(method, cfg, data, fitted, judged, seed, start)
+    if method.pooled and not messages and (pooled := cfg.on_pooled_rows()) is not None:
+        if pooled[1]:
+            data = _with_owner(data)
+        yield _at_once(method, pooled[0], data, fitted, judged, seed, start)
         return
     parties, server, fed = _federation(method, cfg, candidate.model, data, fitted, seed, start)
     if "raw rows" in method.needs:
@@ -329,8 +324,6 @@ def _at_once(
     A method in which owners mix the model with one of their own gives two evaluation modes: `JOINT`
     and `OWN`.
     """
-    if getattr(cfg, "owners", "none") == "fixed":  # pooled rows have the owner as a category
-        data, cfg = _with_owner(data), cfg.model_copy(update={"owners": "none"})
     pooled, server, fed = _federation(method, cfg, "", data, [np.concatenate(fitted)], seed, start)
     rounds = _rounds(cfg)
     if method.at_once is not None:
@@ -340,12 +333,12 @@ def _at_once(
             fed.round = t
             for _ in method.round(fed, server, (0,), cfg, t):
                 pass
-    parts = {JOINT: 0.0, OWN: 1.0} if getattr(cfg, "mix", 0) else {"": None}
+    parts = {JOINT: 0.0, OWN: 1.0} if cfg.mixes else {"": None}
     found: dict[tuple[int, str], list[np.ndarray]] = {}
     # what a party computes from its own rows is kept by its context
     contexts = _contexts(data, fitted, seed)
     for mode, own in parts.items():
-        setting = cfg if own is None else cfg.model_copy(update={"own_weight": own})
+        setting = cfg if own is None else cfg.model_copy(update=cfg.mixing(weight=own))
         parties = [method.client(setting, context) for context in contexts]
         for party in parties:
             for name in party.EXPORT:

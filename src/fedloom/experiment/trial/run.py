@@ -31,8 +31,6 @@ from fedloom.data.dataset import Dataset, Kind
 from fedloom.data.encoder import undo
 from fedloom.experiment.run.lockstep import faster_in_lockstep
 from fedloom.experiment.trial.candidates import (
-    ALONE,
-    EXCHANGE,
     JOINT,
     MANY,
     OWN,
@@ -41,11 +39,13 @@ from fedloom.experiment.trial.candidates import (
     CandidateTraining,
     Outputs,
     advance,
+    baseline,
     candidates,
     default_methods,
     infeasible,
     obstacle,
     on_one_thread,
+    settings,
 )
 from fedloom.experiment.trial.choice import WEIGHTS, best, gains_of_weights, personal
 from fedloom.experiment.trial.contributions import contributions, scores_of, told
@@ -144,7 +144,7 @@ class TrialRun:
             if any("raw rows" in methods.named(one.method).needs for one in tried)
             else data
         )
-        solo = candidates([ALONE], same, config.rates, typical)
+        solo = candidates([baseline()], same, config.rates, typical)
         for name in config.alone or ():
             check_task(name, data.task)
         usual = [name for name in BOXES[data.kind] if data.task in BLACK_BOXES[name].tasks]
@@ -336,7 +336,7 @@ class TrialRun:
         if (
             kind is self.federated
             and boxes
-            and "own" in methods.named(candidate.method).config.model_fields
+            and methods.named(candidate.method).config.mixing() is not None
         ):
             own = np.mean(
                 [
@@ -359,9 +359,7 @@ class TrialRun:
         """The numbers of the black boxes whose models the owners exchange; [] for another method,
         or if one of them is not trained alone.
         """
-        if candidate.method != EXCHANGE:
-            return []
-        kinds = methods.named(EXCHANGE).configure(params=candidate.params).kinds
+        kinds = settings(candidate).means_of
         found = [
             n for n in self._own_boxes() if OWN_KINDS[self.alone.candidates[n].method] in kinds
         ]
@@ -670,7 +668,7 @@ class TrialRun:
         # Evaluation modes are of one training, whose messages are under the mode "".
         method = self.federated.candidates[best_of_all.candidate]
         ledger = self.federated.ledgers.get(replace(best_of_all, mode=""), Ledger())
-        if methods.named(method.method).pooled or method.method == EXCHANGE:
+        if methods.named(method.method).pooled or settings(method).means_of:
             ledger = self._messages(method)
         # weights (N,) of own models; None if the recipe has no weight for each owner
         partners, weights = self._partners(), self.federated.weights.get(best_of_all)
@@ -733,7 +731,9 @@ class TrialRun:
             chosen_alone=self.alone.counts(),
             tried=[candidate.text for candidate in self.federated.candidates],
             not_tried=[
-                name for name in methods.registry() if name not in (*self.infeasible, *tried, ALONE)
+                name
+                for name in methods.registry()
+                if name not in (*self.infeasible, *tried, baseline())
             ],
             infeasible=self.infeasible,
             revealed=_revealed(ledger),
@@ -753,13 +753,12 @@ class TrialRun:
         }
         # a mix with models of the owner's own rows
         if replace(recipe, mode=JOINT) in self.federated.first:
-            built_in = "mix" in methods.named(candidate.method).fixed
-            if not built_in and recipe.mode != JOINT:
-                params["own"] = [
-                    OWN_KINDS[self.alone.candidates[n].method] for n in self._own_boxes()
-                ]
-            if recipe.mode == PERSONAL or (built_in and recipe.mode == JOINT):
-                params["own_weight"] = 0.0 if weights is None else weights.tolist()
+            cfg = settings(candidate)
+            if not cfg.mixes and recipe.mode != JOINT:
+                boxes = [self.alone.candidates[n].method for n in self._own_boxes()]
+                params |= cfg.mixing([OWN_KINDS[box] for box in boxes])
+            if recipe.mode == PERSONAL or (cfg.mixes and recipe.mode == JOINT):
+                params |= cfg.mixing(weight=0.0 if weights is None else weights.tolist())
         found: dict[str, Any] = {
             "method": candidate.method,
             "rounds": recipe.rounds,

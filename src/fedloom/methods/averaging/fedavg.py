@@ -53,6 +53,7 @@ class FedAvgClient(Party[FedAvgConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("update",)
     MEANS = ("update",)
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network."""

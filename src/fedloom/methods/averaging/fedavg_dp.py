@@ -13,7 +13,7 @@ from typing import final
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import Guarantee, Method, Party, Tree
+from fedloom.core.page import ClientContext, Guarantee, Method, Party, Tree
 from fedloom.methods import steps
 from fedloom.methods.averaging import private
 from fedloom.methods.averaging.fedavg import FEDAVG, FedAvgServer
@@ -50,6 +50,10 @@ class FedAvgDPConfig(steps.LocalSGDConfig):
         """See `MethodConfig.charges`."""
         return private.charges(self, party, rounds)
 
+    def least_in_sum(self, context: ClientContext) -> int:
+        """See `MethodConfig.least_in_sum`: each client's noise hides it by itself."""
+        return 0
+
 
 @final
 class FedAvgDPClient(Party[FedAvgDPConfig]):
@@ -59,6 +63,7 @@ class FedAvgDPClient(Party[FedAvgDPConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("update",)
     MEANS = ("update",)
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network."""

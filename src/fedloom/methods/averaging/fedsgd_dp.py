@@ -105,6 +105,7 @@ class FedSGDDPClient(Party[FedSGDDPConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("update",)
     MEANS = ("update",)
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network."""

@@ -187,6 +187,7 @@ class CFDClient(Party[CFDConfig]):
     STATE = ("params", "buffers", "opt", "sent", "received")
     CALLS = ("local_train", "introduce", "predict", "distil")
     MEANS = ("predict",)
+    TELLS = (("introduces", ("introduce",)),)
     introduce = trust.introduce
 
     def setup(self) -> None:
@@ -220,6 +221,7 @@ class CFDBlackBox(steps.BlackBoxParty[CFDConfig]):
 
     ROLE = "client"
     STATE = ("targets", "fitted", "sent", "received")
+    TELLS = (("introduces", ("introduce",)),)
     CALLS, MEANS = CFDClient.CALLS, CFDClient.MEANS
     introduce = trust.introduce
 

@@ -135,6 +135,7 @@ class FCCLClient(Party[FCCLConfig]):
     STATE = ("params", "buffers", "opt", "pretrained")
     CALLS = ("local_train", "predict", "distil")
     MEANS = ("predict",)
+    TELLS = ()
 
     def setup(self) -> None:
         """The network; `pretrained` is empty before the first round, then "done", with the weights

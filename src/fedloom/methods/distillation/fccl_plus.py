@@ -119,6 +119,7 @@ class FCCLPlusClient(Party[FCCLPlusConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("local_train", "predict", "distil")
     MEANS = ("predict",)
+    TELLS = ()
 
     def setup(self) -> None:
         """Its network, with separate features and head."""

@@ -84,6 +84,7 @@ class FDClient(Party[FDConfig]):
     STATE = ("params", "buffers", "opt", "received")
     CALLS = ("update", "hear")
     MEANS = ("update",)
+    TELLS = (("by class", MEANS),)
 
     def setup(self) -> None:
         """`received`: the others' mean answers (K, K) by class, and a mask (K,) of the classes that

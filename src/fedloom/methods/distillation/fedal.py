@@ -336,6 +336,7 @@ class FedALClient(Party[FedALConfig]):
     STATE = ("params", "buffers", "opt", "reference")
     CALLS = ("local_train", "introduce", "predict", "distil")
     MEANS = ("predict",)
+    TELLS = (("introduces", ("introduce",)),)
     introduce = trust.introduce
 
     def setup(self) -> None:
@@ -385,6 +386,7 @@ class FedALBlackBox(steps.BlackBoxParty[FedALConfig]):
 
     ROLE = "client"
     STATE = ("targets", "fitted")
+    TELLS = (("introduces", ("introduce",)),)
     CALLS, MEANS = FedALClient.CALLS, FedALClient.MEANS
     introduce = trust.introduce
 

@@ -109,6 +109,7 @@ class FedDFClient(Party[TrainingConfig]):
     STATE = ("params", "buffers", "opt", "group")
     CALLS = ("introduce", "update")
     MEANS = ("update",)
+    TELLS = (("introduces", ("introduce",)),)
     introduce = trust.introduce
 
     def setup(self) -> None:

@@ -45,6 +45,7 @@ class FedDFALClient(Party[FedALConfig]):
     STATE = ("params", "buffers", "opt", "reference", "group")
     CALLS = ("local_train", "introduce", "predict", "distil", "begin", "give")
     MEANS = ("predict", "give")
+    TELLS = (("introduces", ("introduce",)),)
     introduce = trust.introduce
 
     def setup(self) -> None:

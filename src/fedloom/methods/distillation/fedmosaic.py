@@ -84,6 +84,7 @@ class FedMosaicClient(Party[FedMosaicConfig]):
     STATE = ("params", "buffers", "opt", "labels")
     CALLS = ("local_train", "vote", "hear")
     MEANS = ("vote",)
+    TELLS = ()
 
     def setup(self) -> None:
         """`labels` (|U|,): the last labels of the public rows, -1 for none."""

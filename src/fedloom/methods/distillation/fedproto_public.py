@@ -96,6 +96,7 @@ class FedProtoPublicClient(Party[FedProtoPublicConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("local_train", "embed", "align")
     MEANS = ("embed",)
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network."""

@@ -179,6 +179,7 @@ class FensClient(Party[FensConfig]):
     EXPORT = ("params", "buffers", "members", "aggregator")
     CALLS = ("train_alone", "send", "take", "learn_aggregator", "take_aggregator")
     MEANS = ("learn_aggregator",)
+    TELLS = (("passed on", ("send",)),)
     members: dict[str, Any]
     aggregator: dict[str, Tensor]
     answers: Tensor

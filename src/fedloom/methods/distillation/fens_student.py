@@ -83,6 +83,7 @@ class StudentClient(Party[FensStudentConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "targets")
     CALLS = ("train_alone", "answer", "take")
+    TELLS = (("answers", ("answer",)),)
     targets: Tensor
 
     def setup(self) -> None:
@@ -125,6 +126,7 @@ class StudentBlackBox(steps.BlackBoxParty[FensStudentConfig]):
     ROLE = "client"
     STATE = ("targets", "fitted")
     CALLS = StudentClient.CALLS
+    TELLS = (("answers", ("answer",)),)
 
     def train_alone(self, *, t: int) -> None:
         """Fit, at first and again once there is an answer."""

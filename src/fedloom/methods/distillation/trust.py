@@ -78,6 +78,8 @@ NO_NOISE = "mean embedding without noise"
 """The note of a client whose introduction has no privacy guarantee."""
 INTRODUCED = "private introductions"
 """The note of a client's introduction with noise."""
+INTRODUCED_BY = ("trust", "trust_neighbours", "trust_bits", "trust_space")
+"""The settings that an introduction without noise depends on."""
 PRESETS = {"trusted": {"trust": "kernel", "trust_epsilon": 2.0}}
 """The preset of methods with trust: private mean embeddings."""
 
@@ -131,6 +133,19 @@ class TrustSettings(BaseModel):
     def trust_introduces(self) -> bool:
         """Whether clients send an introduction, and the server reads the public rows."""
         return self.trust in ("distance", "select", "kernel")
+
+    @property
+    def introduction(self) -> dict[str, str] | None:
+        """See `MethodConfig.introduction`."""
+        if not self.trust_introduces or introduction_sigma(self):
+            return None  # one with noise is charged by its ε
+        return {name: str(getattr(self, name)) for name in INTRODUCED_BY}
+
+    @property
+    def exact_introduction(self) -> str:
+        """See `MethodConfig.exact_introduction`."""
+        exact = self.trust == "distance" and self.trust_bits is None
+        return "distances are sent in few bits: set params.trust_bits, such as 4" if exact else ""
 
     @property
     def warnings(self) -> Mapping[str, str]:

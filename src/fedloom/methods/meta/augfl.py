@@ -194,6 +194,7 @@ class AugFLClient(Party[AugFLConfig]):
     ROLE = "client"
     CALLS = ("size", "update")
     MEANS = ("update",)
+    TELLS = ()
 
     def setup(self) -> None:
         """Line 1: y_i = 0."""

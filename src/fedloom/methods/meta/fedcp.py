@@ -142,6 +142,7 @@ class FedCPClient(Party[FedCPConfig]):
     ROLE = "client"
     CALLS = ("update",)
     MEANS = ("update",)
+    TELLS = ()
 
     def setup(self) -> None:
         """All parts, and whether the own head has ever been trained."""

@@ -156,6 +156,7 @@ class FedPCLClient(Party[FedPCLConfig]):
     STATE = ("params", "buffers", "opt", "features")
     ROLE = "client"
     CALLS = ("equip", "update")
+    TELLS = (("passed on", ("update",)), ("by class", ("update",)))
 
     def setup(self) -> None:
         """A projector of its own. `features` (n, d') of the own rows are computed once the encoder

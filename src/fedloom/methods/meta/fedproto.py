@@ -105,6 +105,7 @@ class FedProtoClient(Party[FedProtoConfig]):
     ROLE = "client"
     CALLS = ("claim", "update")
     MEANS = ("claim", "update")
+    TELLS = (("by class", MEANS),)
 
     def setup(self) -> None:
         """Its initial weights; no prototypes yet."""

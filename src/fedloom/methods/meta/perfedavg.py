@@ -34,6 +34,7 @@ class PerFedAvgConfig(MetaConfig):
     experiments.
     """
 
+    TRIAL = (("local_steps", 10),)
     local_steps: int = Field(1, ge=1)
     """Local steps in a round (τ). The paper's experiments have 4 and 10."""
     beta: float = Field(0.03, gt=0)
@@ -68,6 +69,7 @@ class PerFedAvgClient(Party[PerFedAvgConfig]):
     ROLE = "client"
     CALLS = ("update",)
     MEANS = ("update",)
+    TELLS = ()
 
     def setup(self) -> None:
         """A network for local steps."""

@@ -104,6 +104,7 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
     CALLS = ("choose", "candidates", "compare", "estimate", "gather", "update", "train_once", "mix")
     TO_PEERS = ("request", "probe", "anchor", "serve", "give")
     MEANS = ("serve", "give")
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network; equal p and θ = 0."""

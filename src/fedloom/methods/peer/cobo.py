@@ -93,6 +93,7 @@ class CoboPeer(Party[CoboConfig]):
     CALLS = ("judge", "choose", "pull", "update")
     TO_PEERS = ("request", "test", "give")
     MEANS = ("give",)
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network; w = 1 for all neighbours."""

@@ -81,6 +81,7 @@ class DisPFLPeer(selection.SelectingPeer[DisPFLConfig]):
     STATE = ("params", "buffers", "opt", "neighbours", "replies", "mask")
     CALLS = ("choose", "candidates", "compare", "estimate", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
+    TELLS = ()
 
     def setup(self) -> None:
         """A random mask, and the initial weights under it."""

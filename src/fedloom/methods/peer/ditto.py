@@ -84,6 +84,7 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
     CALLS = ("choose", "candidates", "compare", "estimate", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
     MEANS = ("give",)
+    TELLS = ()
 
     def setup(self) -> None:
         """Both models start as the initial network."""

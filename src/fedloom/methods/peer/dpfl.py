@@ -91,6 +91,7 @@ class DpflPeer(Party[DpflConfig]):
     STATE = ("params", "buffers", "opt", "peers", "carried")
     CALLS = ("update", "batch", "sift", "settle", "pool", "helpers", "select", "mix")
     TO_PEERS = ("give",)
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network; an empty pool."""

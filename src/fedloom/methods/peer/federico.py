@@ -76,6 +76,7 @@ class FedericoPeer(Party[FedericoConfig]):
     STATE = ("params", "buffers", "opt", "mixture")
     CALLS = ("update", "choose", "mix")
     TO_PEERS = ("give",)
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network; equal shares of the peer and its neighbours; no known losses; equal

@@ -69,6 +69,7 @@ class FedFomoPeer(selection.SelectingPeer[FedFomoConfig]):
     STATE = ("params", "buffers", "opt", "neighbours", "replies", "helped", "began")
     CALLS = ("choose", "candidates", "compare", "estimate", "pick", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network; p = 0."""

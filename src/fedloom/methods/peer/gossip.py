@@ -17,7 +17,16 @@ from typing import Any, final
 
 from pydantic import Field
 
-from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Federation, Guarantee, Method, Party, Tree
+from fedloom.core.page import (
+    EVERY_LOCAL,
+    EVERY_TASK,
+    ClientContext,
+    Federation,
+    Guarantee,
+    Method,
+    Party,
+    Tree,
+)
 from fedloom.methods import steps
 from fedloom.methods.averaging import private
 from fedloom.methods.peer import mixing
@@ -45,6 +54,10 @@ class GossipConfig(steps.LocalSGDConfig):
         """See `MethodConfig.charges`."""
         return private.charges(self, party, rounds)
 
+    def least_in_sum(self, context: ClientContext) -> int:
+        """See `MethodConfig.least_in_sum`: each peer's noise hides it by itself."""
+        return 0
+
 
 @final
 class GossipPeer(Party[GossipConfig]):
@@ -55,6 +68,7 @@ class GossipPeer(Party[GossipConfig]):
     CALLS = ("update", "mix")
     TO_PEERS = ("give",)
     MEANS = ("give",)
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network."""
@@ -118,6 +132,7 @@ METHODS = (
         GOSSIP,
         name="alone",
         title="Every peer trains alone: the lower bound",
+        trial_alone=True,
         fixed={"neighbours": 0},
     ),
 )

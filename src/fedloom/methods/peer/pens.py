@@ -67,6 +67,7 @@ class PensPeer(Party[PensConfig]):
     CALLS = ("update", "select", "choose", "mix")
     TO_PEERS = ("give",)
     MEANS = ("give",)
+    TELLS = ()
 
     def setup(self) -> None:
         """The initial network; no counts."""

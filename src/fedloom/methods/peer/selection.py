@@ -96,6 +96,7 @@ class SelectionConfig(MethodConfig):
     statistics, as usual; `batch` takes those of the rows to predict, so that a prediction depends
     on the other rows.
     """
+    TRIAL = (("personal_head", False),)
     epochs: int = Field(5, ge=1)
     """Epochs over the client's own rows in a round (K_w)."""
     head_epochs: int = Field(1, ge=0)
@@ -185,6 +186,10 @@ class SelectionConfig(MethodConfig):
     def calls_in_round(self, context: ClientContext) -> Mapping[str, int]:
         """Twice in a round that explores by probing."""
         return {"choose": 2, "estimate": 2}
+
+    def least_in_sum(self, context: ClientContext) -> int:
+        """See `MethodConfig.least_in_sum`: noise hides φ, which enters no sum."""
+        return 0
 
     def explores(self, t: int) -> bool:
         """Whether round t ignores θ."""

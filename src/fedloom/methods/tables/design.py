@@ -21,7 +21,7 @@ with each later question, so that all standardize alike:
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ GAP = "?"
 class LinearConfig(MethodConfig):
     """A round is one Newton step."""
 
+    TRIAL = (("l2", 1.0),)  # a fit exists where columns are collinear
     l2: float = Field(0.0, ge=0)
     """Penalty: half of it times the sum of squared coefficients of standardized columns is added to
     the negative log-likelihood.
@@ -65,6 +66,17 @@ class LinearConfig(MethodConfig):
     def rows_add_up(self) -> bool:
         """Unless each owner has an effect of its own."""
         return self.owners != "fixed"
+
+    def on_pooled_rows(self) -> tuple[Self, bool] | None:
+        """See `MethodConfig.on_pooled_rows`: the owner's effect is that of a category."""
+        if self.owners == "random":
+            return None
+        return self.model_copy(update={"owners": "none"}), self.owners == "fixed"
+
+    @property
+    def predicts_alike(self) -> bool:
+        """See `MethodConfig.predicts_alike`."""
+        return self.owners == "none"
 
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""

@@ -47,6 +47,16 @@ class ExchangeConfig(OwnModels, MethodConfig):
         """One round unless the run says otherwise."""
         return 200
 
+    @property
+    def means_of(self) -> tuple[str, ...]:
+        """See `MethodConfig.means_of`."""
+        return self.kinds
+
+    @property
+    def predicts_alike(self) -> bool:
+        """Each owner scales rows by its own."""
+        return False
+
     def local_steps_of(self, rows: int) -> None:
         """None: models are fitted at once."""
 
@@ -65,6 +75,7 @@ class ExchangeClient(Party[ExchangeConfig]):
     ROLE = "client"
     STATE = EXPORT = ("models",)
     CALLS = ("give", "take")
+    TELLS = (("passed on", ("give",)), ("by class", ("give",)))
 
     def setup(self) -> None:
         """No models."""

@@ -59,6 +59,7 @@ from fedloom.trees.model import Trees, joined
 class FedBoostConfig(steps.TreesConfig):
     """A round is one tree, or one for each of more than two classes."""
 
+    TRIAL = (("l2", 1.0),)
     depth: int = Field(6, ge=1, le=12)
     """The most splits above a leaf."""
     rate: float = Field(0.1, gt=0, le=1)
@@ -99,6 +100,7 @@ class FedBoostClient(Party[FedBoostConfig]):
     CALLS = ("segments", "words_of", "rows", "begin", "histograms", "learn")
     MEANS = ("segments", "words_of", "rows", "histograms")
     ROWS = ("scores", "node", "words")
+    TELLS = (("by class", MEANS),)
     segments = steps.segments
     words_of = steps.words_of
 
@@ -155,6 +157,15 @@ class FedBoostClient(Party[FedBoostConfig]):
         # for any places
         self.scores = self.scores + torch.from_numpy(leaves.take(self.node.numpy(), mode="clip"))
         self.trees = steps.extended(self.trees, steps.checked(self, trees))
+
+    def lots(self) -> list[tuple[Trees, float]]:
+        """The trees with which it predicts, with the weight of each lot."""
+        joint, cfg = steps.trees_of(self.trees), self.cfg
+        if cfg.own_trees:
+            joint = joined([joint, own_trees(self, cfg.own_trees, start=self.scores)])
+        weight = steps.own_weight(self) if cfg.mix else 0.0
+        own = [(own_trees(self, cfg.mix), weight)] if cfg.mix else []
+        return [(joint, 1 - weight), *own]
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K), or standardized numbers (n, 1), of rows x (n, F); 0 before the bins are

@@ -94,6 +94,7 @@ class FedCoxClient(Party[FedCoxConfig]):
     EXPORT = ("design", "beta")
     CALLS = ("exponents", "sums", "squares", "segments", "events", "reach", "hazards")
     MEANS = CALLS
+    TELLS = (("by class", MEANS),)
     exponents = designs.exponents
     sums = designs.sums
     squares = designs.squares

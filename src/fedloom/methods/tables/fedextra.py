@@ -59,6 +59,7 @@ from fedloom.trees.bins import MOST_BINS, Bins, keys
 from fedloom.trees.boosting import outputs
 from fedloom.trees.exact import MOST_BITS, STEP, gradients, residuals
 from fedloom.trees.losses import coarse
+from fedloom.trees.model import Trees
 
 CLIP = 2.0
 """With `dp` the largest residual of a standardized number."""
@@ -102,6 +103,7 @@ class LeafNoise(BaseModel):
 class FedExtraConfig(steps.TreesConfig):
     """A round is one tree, or one for each of more than two classes."""
 
+    TRIAL = (("l2", 1.0),)
     dp: LeafNoise | None = None
     """Differential privacy of rows; None for no noise."""
     bins: int = Field(32, ge=4, le=MOST_BINS)
@@ -148,6 +150,12 @@ class FedExtraConfig(steps.TreesConfig):
         """See `MethodConfig.charges`: once a round."""
         return [] if self.dp is None else [(own_sigma(party), 1, 1.0) for _ in rounds]
 
+    def least_in_sum(self, context: ClientContext) -> int:
+        """See `MethodConfig.least_in_sum`: as many as the shares of noise
+        are made for.
+        """
+        return threshold(context.parties) if self.dp else 0
+
 
 @final
 class FedExtraClient(Party[FedExtraConfig]):
@@ -158,6 +166,7 @@ class FedExtraClient(Party[FedExtraConfig]):
     EXPORT = ("layout", "trees")
     CALLS = ("segments", "words_of", "begin", "sums")
     MEANS = ("segments", "words_of", "sums")
+    TELLS = (("by class", MEANS),)
 
     def setup(self) -> None:
         """No trees, and no bins but declared ones."""
@@ -221,6 +230,10 @@ class FedExtraClient(Party[FedExtraConfig]):
         noise = draws(self, NOISE, t).blur(nothing.double(), sigma * delta, delta).round().long()
         self.note(NOISE, dp.sigma)
         return {"sums": or_nothing(self, summed, nothing) + noise}
+
+    def lots(self) -> list[tuple[Trees, float]]:
+        """The trees with which it predicts, all with one weight."""
+        return [(steps.trees_of(self.trees), 1.0)]
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K), or standardized numbers (n, 1), of rows x (n, F); 0 before
@@ -347,7 +360,7 @@ def round(
         "sums",
         shared={"t": t, "trees": steps.trees_tree(new), "bits": bits},
         expect={"sums": Shape("int64", 2, len(new.feature))},
-        min_replies=threshold(server.context.parties) if cfg.dp and fed.aggregator.secure else 1,
+        min_replies=max(1, cfg.least_in_sum(server.context) if fed.aggregator.secure else 1),
     )
     if found is None:
         return

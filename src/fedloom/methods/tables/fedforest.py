@@ -82,6 +82,7 @@ class FedForestClient(Party[FedForestConfig]):
     CALLS = ("segments", "words_of", "rows", "begin", "histograms", "learn")
     MEANS = ("segments", "words_of", "rows", "histograms")
     ROWS = ("node", "drawn")
+    TELLS = (("by class", MEANS),)
     segments = steps.segments
     words_of = steps.words_of
 
@@ -147,6 +148,12 @@ class FedForestClient(Party[FedForestConfig]):
     def learn(self, *, trees: Any) -> None:
         """Add the grown trees to the model."""
         self.trees = steps.extended(self.trees, steps.checked(self, trees))
+
+    def lots(self) -> list[tuple[Trees, float]]:
+        """The trees with which it predicts, with the weight of each lot."""
+        weight = steps.own_weight(self) if self.cfg.mix else 0.0
+        own = [(own_forest(self), weight)] if self.cfg.mix else []
+        return [(steps.trees_of(self.trees), 1 - weight), *own]
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K) of rows x (n, ...), logarithms of probabilities, or standardized numbers

@@ -66,6 +66,8 @@ would grow forever.
 class FedGLMConfig(OwnModels, designs.LinearConfig):
     """A round is one Newton step."""
 
+    # so that rows with missing values count
+    TRIAL = (*designs.LinearConfig.TRIAL, ("missing", "indicator"))  # type: ignore[assignment]
     l1: float = Field(0.0, ge=0)
     """Penalty: times the sum of absolute coefficients of standardized columns it is added to the
     negative log-likelihood.
@@ -99,6 +101,7 @@ class FedGLMClient(Party[FedGLMConfig]):
     EXPORT = ("design", "beta")
     CALLS = ("exponents", "sums", "squares", "reach", "derivatives", "effects")
     MEANS = ("exponents", "sums", "squares", "reach", "derivatives", "effects")
+    TELLS = (("by class", MEANS),)
     exponents = designs.exponents
     sums = designs.sums
     squares = designs.squares

@@ -114,6 +114,7 @@ class StatsClient(Party[StatsConfig]):
     EXPORT = ("shares",)
     CALLS = ("moments", "wide", "cells", "finer", "learn")
     MEANS = ("moments", "wide", "cells", "finer")
+    TELLS = (("by class", MEANS),)
 
     def setup(self) -> None:
         """Equal shares of classes."""

@@ -62,6 +62,25 @@ class OwnModels(BaseModel):
             raise ValueError("weights must be from 0 to 1, one for all owners or one for each")
         return own
 
+    @classmethod
+    def mixing(cls, kinds: Sequence[str] = (), weight: Any = None) -> dict[str, Any]:
+        """See `MethodConfig.mixing`."""
+        found = {"own": [*kinds], "own_weight": weight}
+        return {name: value for name, value in found.items() if value not in ([], None)}
+
+    @property
+    def mixes(self) -> bool:
+        """See `MethodConfig.mixes`."""
+        return bool(getattr(self, "mix", 0))
+
+    @property
+    def predicts_alike(self) -> bool:
+        """See `MethodConfig.predicts_alike`."""
+        own = ("own", "mix", "owner_column", "own_trees")
+        return getattr(self, "owners", "none") == "none" and not any(
+            getattr(self, name, 0) for name in own
+        )
+
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if self.own and getattr(self, "mix", None):
@@ -85,6 +104,11 @@ class MixesOwn(InContext, Protocol):
     @property
     def cfg(self) -> OwnModels:
         """The settings."""
+
+
+def own_kinds(party: MixesOwn) -> tuple[str, ...]:
+    """The kinds of the party's own models, if it mixes them with the joint one."""
+    return getattr(party.cfg, "own", ())
 
 
 def own_weight(party: MixesOwn) -> float:

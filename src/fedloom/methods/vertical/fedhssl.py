@@ -198,6 +198,7 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
     ROLE = "party"
     CALLS = ("project", "agree", "improve", "top", "share", "embed", "update")
     MEANS = ("top",)
+    TELLS = (("passed on", ("project",)),)
 
     def setup(self) -> None:
         """Two encoders of the party's network, the second with weights of its own, and heads."""

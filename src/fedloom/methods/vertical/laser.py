@@ -121,6 +121,7 @@ class LaserPassive(Party[LaserConfig]):
     STATE = ("params", "buffers", "opt")
     ROLE = "party"
     CALLS = ("embed", "update")
+    TELLS = ()
 
     def setup(self) -> None:
         """Its extractor."""

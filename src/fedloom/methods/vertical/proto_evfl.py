@@ -58,6 +58,7 @@ class ProtoEVFLPassive(proto.PrototypeParty[proto.ProtoEVFLConfig]):
     ROLE = "party"
     CALLS = ("introduce", "improve", "estimate")
     MEANS = ("estimate",)
+    TELLS = ()
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""

@@ -28,6 +28,7 @@ TOO_ALIKE = 0.95
 class ProtoEVFLConfig(MethodConfig):
     """Settings of Proto-EVFL."""
 
+    FEATURE_DIM = "embedding_dim"
     embedding_dim: int = Field(64, ge=1)
     """Dimension of an embedding (d)."""
     pca_dim: int = Field(0, ge=0)

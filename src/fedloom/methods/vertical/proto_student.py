@@ -60,6 +60,7 @@ class ProtoStudentPassive(proto.PrototypeParty[ProtoStudentConfig]):
     ROLE = "party"
     CALLS = ("introduce", "improve", "estimate")
     MEANS = ("estimate",)
+    TELLS = ()
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""

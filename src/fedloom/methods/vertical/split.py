@@ -62,6 +62,7 @@ class SplitPassive(Party[steps.SplitConfig]):
     STATE = ("params", "buffers", "opt")
     ROLE = "party"
     CALLS = ("embed", "update", "embed_mixed", "update_mixed")
+    TELLS = ()
 
     def setup(self) -> None:
         """Its extractor."""

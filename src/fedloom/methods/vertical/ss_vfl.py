@@ -105,6 +105,7 @@ class SSVFLPassive(Party[SSVFLConfig]):
     STATE = ("params", "buffers", "opt", "supervised")
     ROLE = "party"
     CALLS = ("embed", "update", "teach")
+    TELLS = ()
 
     def setup(self) -> None:
         """Its extractor, as `split` has it, and heads."""

@@ -276,6 +276,7 @@ def joint(parts: Mapping[int, Tensor]) -> Tensor:
 class SplitConfig(MethodConfig):
     """Settings of split learning, and of the last phase of methods that end with it."""
 
+    FEATURE_DIM = "embedding_dim"
     embedding_dim: int = Field(64, ge=1)
     """Dimension of an embedding (d)."""
     pca_dim: int = Field(0, ge=0)

@@ -145,6 +145,7 @@ class BinsParty(Party[VerticalTreesConfig]):
     EXPORT = ("edges",)
     ROLE = "party"
     CALLS = ("bins",)
+    TELLS = ()
 
     def setup(self) -> None:
         """Bins with equally many of the rows that the party has."""
@@ -472,7 +473,7 @@ VERTICAL_FOREST = Method(
 )
 
 METHODS = (
-    VERTICAL_FOREST,
+    replace(VERTICAL_FOREST, trial_rank=1),
     replace(
         VERTICAL_FOREST,
         name="vertical-boosting",

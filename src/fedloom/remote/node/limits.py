@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.core import message
 from fedloom.core.method import MethodConfig
-from fedloom.core.party import Party
+from fedloom.core.party import Party, telling
 from fedloom.data.schema import read_columns
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.demand import evaluations, taking_part
@@ -21,9 +21,6 @@ from fedloom.remote.node.budget import Budget, Spent
 from fedloom.remote.node.config import NodeData
 from fedloom.remote.node.looks import OWN, split_of, take_looks
 from fedloom.remote.rpc_errors import refused
-
-SETTINGS = ("trust", "trust_neighbours", "trust_bits", "trust_space")
-"""What an introduction depends on, besides the rows and the public rows."""
 
 
 @dataclass(frozen=True)
@@ -131,25 +128,33 @@ class OwnerLimits:
             CallRefused: it would be more than the owner allows.
             PrivacyBudgetSpent, OSError: the record allows nothing, or cannot be written.
         """
-        if method == "introduce" and getattr(self._party.cfg, "trust_introduces", False):
+        party = self._party
+        known = party.TELLS is not None or party.context.public is not None
+        if known and method in telling(type(party), "introduces"):
             self._introduce()
-        if method == "answer" and isinstance(given.get("x"), Tensor):
-            # one row could hold many
-            if given["x"].shape[1:] != self._party.data.x(torch.arange(1)).shape[1:]:
-                raise refused("rows to be answered must have the shape of this node's own")
-            self._answer(len(given["x"]))
+        if method in telling(type(party), "answers"):
+            self._answer(self._asked(given))
+
+    def _asked(self, given: Mapping[str, Any]) -> int:
+        """How many rows arguments hold; of a page that does not declare where they are, each tensor
+        that could be rows.
+        """
+        own = self._party.data.x(torch.arange(1)).shape[1:]
+        found = [leaf for _, leaf in message.leaves(given) if isinstance(leaf, Tensor)]
+        if self._party.TELLS is None:
+            return sum(len(x) for x in found if x.dim() > 1 and x[:1].numel() == own.numel())
+        if any(x.shape[1:] != own for x in found):  # one row could hold many
+            raise refused("rows to be answered must have the shape of this node's own")
+        return sum(map(len, found))
 
     def _introduce(self) -> None:
         """One set of settings for all runs: two of them tell a distance to a single row."""
         cfg, context = self._party.cfg, self._party.context
-        if cfg.guarantees:
-            return  # charged by its ε
-        exact = (
-            getattr(cfg, "trust", None) == "distance" and getattr(cfg, "trust_bits", None) is None
-        )
-        if exact and not self._data.exact_distances:
-            raise refused("distances are sent in few bits: set params.trust_bits, such as 4")
-        facts = {name: str(getattr(cfg, name)) for name in SETTINGS}
+        facts = cfg.introduction
+        if facts is None:
+            return
+        if cfg.exact_introduction and not self._data.exact_distances:
+            raise refused(cfg.exact_introduction)
         public = "" if context.public is None else context.public.digest
         known = message.digest({**facts, "public": public, "classes": context.classes})
 
@@ -164,6 +169,8 @@ class OwnerLimits:
         self._budget.spend(self._cohort, self._file, change)
 
     def _answer(self, rows: int) -> None:
+        if not rows:
+            return
         self._budget.spend(self._cohort, self._file, partial(self._take_answers, rows=rows))
 
     def _take_answers(self, spent: Spent, *, rows: int) -> None:

@@ -3,8 +3,9 @@ config.
 
 Nothing here is the coordinator's text: names of columns are those that the node's owner allows. The
 terms are the same at all nodes of a run, and their hash is part of every secure sum, so nodes that
-were shown others have no sum together. They do not hold the whole config, and weaknesses are known
-by the names of methods (docs/security-advisories.md, N2 and H1).
+were shown others have no sum together. They do not hold the whole config
+(docs/security-advisories.md, N2). What is known of a method stands on its page: a fact that a page
+does not declare counts as the worst.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from typing import Any, Final, cast
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method, MethodConfig
-from fedloom.core.party import Party, answers_nothing
+from fedloom.core.party import Party, answers_nothing, telling
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.demand import evaluations
 from fedloom.experiment.plan.networks import sizes
@@ -38,24 +39,8 @@ WEAKNESSES: Final = {
     "W8": "each owner has a column or an effect, so sums tell those of this node alone",
 }
 """By number, as in docs/results/leaks.md."""
-_BY_CLASS: Final = (
-    "fedproto",
-    "fedpcl",
-    "fd",
-    "fedboost",
-    "fedboost-mix",
-    "fedforest",
-    "fedforest-mix",
-    "fedextra",
-    "fedglm",
-    "fedcox",
-    "stats",
-    "exchange",
-)
 _MODELS_SENT: Final = {"one network", "architecture groups", "pretrained encoder"}
 """The needs of a method that sends weights."""
-_PASSED_ON: Final = ("fens", "exchange", "fedpcl", "fedhssl")
-"""Methods whose server sends each client's message to the others."""
 
 
 def terms(run: RunConfig, method: Method, cfg: Any, rounds: int) -> str:
@@ -178,15 +163,16 @@ def weaknesses(run: RunConfig, method: Method, cfg: Any) -> list[str]:
     single = [
         name for name in _replies(method, client.CALLS) if not (secure and name in client.MEANS)
     ]
+    silent = client.TELLS is None
     found = {
         "W1": bool(single) and not cfg.promises,
         "W2": secure and not cfg.promises,
-        "W3": bool(client.TO_PEERS) or method.name in _PASSED_ON,
+        "W3": bool(client.TO_PEERS) or telling(client, "passed on") != (),
         "W4": method.setting == "vertical",
         "W5": run.columns.private,
         "W6": cfg.promises,
-        "W7": method.name in _BY_CLASS and not cfg.promises,
-        "W8": secure and not cfg.rows_add_up,
+        "W7": silent or (telling(client, "by class") != () and not cfg.promises),
+        "W8": secure and (silent or not cfg.rows_add_up),
     }
     return [number for number, there in found.items() if there]
 
@@ -220,7 +206,7 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
         each = " for each peer" if receiver == "peers" else ""
         on = (
             ", which passes it on to the other nodes,"
-            if receiver != "peers" and method.name in _PASSED_ON
+            if receiver != "peers" and telling(client, "passed on")
             else ""
         )
         yield f"Sent to {receiver}{on} in a round: {'' if sent else 'nothing.'}".rstrip()
