@@ -236,6 +236,7 @@ class Node:
             "party": 0,
             "members": {},
             "resume": False,
+            "answers": 0,
         }
         self.ask("open", payload.pack({**head, "run": RUN, "start": 1, "config": text}))
 
