@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +32,8 @@ ROWS, BATCH = 20, 10
 WORK = 5_000
 """Rounds of a client that are timed; at least two rounds of all."""
 HEAD = """\
-| clients | memory budget | build, CPU ms/client | round, CPU ms/client | peak memory, kB/client | on disk, kB/client |
-|---|---|---|---|---|---|"""  # noqa: E501
+| clients | build, CPU ms/client | round, CPU ms/client | peak memory, kB/client |
+|---|---|---|---|"""
 
 
 @cache
@@ -69,21 +68,14 @@ def contexts(clients: int) -> list[ClientContext]:
 class Job:
     """A federation, and how to do one of its rounds."""
 
-    def __init__(self, clients: int, memory: int | None) -> None:
+    def __init__(self, clients: int) -> None:
         self.method = methods.load(Path(__file__).parents[1] / "examples" / "fedavg.py")
         self.cfg = self.method.configure(params={"batch_size": BATCH})
         places = contexts(clients)
         assert self.method.server is not None
         self.server = self.method.server(self.cfg, places[0])
-        self.engine = LocalEngine(
-            (self.method.client(self.cfg, place) for place in places), memory=memory
-        )
+        self.engine = LocalEngine(self.method.client(self.cfg, place) for place in places)
         self.fed = Federation(self.engine)
-
-    @property
-    def on_disk(self) -> int:
-        """Bytes of state."""
-        return self.engine._arena.on_disk if self.engine._arena else 0
 
     def round(self, t: int) -> None:
         """Round t."""
@@ -103,16 +95,16 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def measure(clients: int, memory: int | None) -> dict[str, float]:
+def measure(clients: int) -> dict[str, float]:
     """One row of the table."""
     torch.set_num_threads(1)
-    warm = Job(2, memory)
+    warm = Job(2)
     warm.round(0)
     gc.collect()
     gc.freeze()  # what was there before the first client costs none of them a sweep
     forget_peak()
     base, start = resident("VmRSS"), time.process_time()
-    job = Job(clients, memory)
+    job = Job(clients)
     built = time.process_time() - start
     rounds = []
     for t in range(1 + max(2, WORK // clients)):
@@ -123,23 +115,20 @@ def measure(clients: int, memory: int | None) -> dict[str, float]:
         "build": built / clients,
         "round": statistics.median(rounds[1:]) / clients,
         "memory": (resident("VmHWM") - base) / clients,
-        "disk": job.on_disk / clients,
     }
 
 
-def main(numbers: Sequence[int] = CLIENTS, budgets: Sequence[int | None] = (None, 0)) -> None:
+def main(numbers: Sequence[int] = CLIENTS) -> None:
     """Print the table."""
     print(HEAD)
-    for budget, clients in product(budgets, numbers):
-        given = [] if budget is None else ["--memory", str(budget)]
-        command = [sys.executable, "-m", "benchmarks.growth", "--one", str(clients), *given]
+    for clients in numbers:
+        command = [sys.executable, "-m", "benchmarks.growth", "--one", str(clients)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
         row = json.loads(done.stdout)
-        words = "none" if budget is None else f"{budget / 1e6:g} MB"
         print(
-            f"| {clients:,} | {words} | {1e3 * row['build']:.2f} | {1e3 * row['round']:.2f} "
-            f"| {row['memory'] / 1e3:.0f} | {row['disk'] / 1e3:.0f} |",
+            f"| {clients:,} | {1e3 * row['build']:.2f} | {1e3 * row['round']:.2f} "
+            f"| {row['memory'] / 1e3:.0f} |",
             flush=True,
         )
 
@@ -149,14 +138,9 @@ if __name__ == "__main__":
     parser.add_argument(
         "--clients", type=int, nargs="*", default=CLIENTS, help="numbers of clients"
     )
-    parser.add_argument(
-        "--memory",
-        type=int,
-        help="bytes of state that stay in memory; both all and none, if not given",
-    )
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        print(json.dumps(measure(asked.one, asked.memory)))
+        print(json.dumps(measure(asked.one)))
     else:
-        main(asked.clients, (None, 0) if asked.memory is None else (asked.memory,))
+        main(asked.clients)

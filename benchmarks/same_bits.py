@@ -31,7 +31,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "workers": {"workers": 2},
     "isolated": {"name": "isolated"},
     "batched": {"name": "batched"},
-    "memory": {"memory_mb": 0},
     "ray": {"name": "ray", "workers": 2},
 }
 NEW = {"auc", "balanced accuracy", "loss", "calibration error"}

@@ -29,7 +29,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "isolated": {"name": "isolated"},
     "batched": {"name": "batched"},
     "workers": {"workers": 2},
-    "memory": {"memory_mb": 0},
 }
 
 

@@ -448,10 +448,6 @@ def test_the_end_says_where_the_reasons_of_failures_are(
         (["run", "fedal", "--device", "cuda:77"], "is not available here"),
         (["run", "fedal", "-s", "engine.address=1.2.3.4"], "address belongs to the engine ray"),
         (["run", "fedal", "-s", "engine.chunk_size=3"], "chunk_size belongs to the engine batched"),
-        (
-            ["run", "fedal", "--engine", "batched", "-s", "engine.memory_mb=3"],
-            "memory_mb belongs to the engine local",
-        ),
         (["run", "fedal", "-s", "data.name=mnits"], "Did you mean 'mnist'?"),
         (["run", "fedal", "--resume"], "no run of 'fedal' in runs/"),
         (["run", "--method", "nowhere.py"], "nowhere.py does not exist"),

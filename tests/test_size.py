@@ -23,7 +23,7 @@ BUDGET = {
     "data": 66.5,
     "report": 45.5,
     "core": 37.5,
-    "engines": 28.5,
+    "engines": 26,
     "cli": 23,
     "deploy": 19.75,
     "trees": 14.25,

@@ -71,7 +71,6 @@ SMALL = {
 ENGINES: dict[str, dict[str, Any]] = {
     "two workers": {"workers": 2},
     "three workers": {"workers": 3},
-    "memory": {"memory_mb": 0},
     "isolated": {"name": "isolated"},
     "batched": {"name": "batched"},
     "chunks": {"name": "batched", "chunk_size": 2},
@@ -85,7 +84,7 @@ LINEAR: dict[str, Any] = {
     "fedcox": {"l2": 1.0, "time": "mean area", "event": "benign", "times": 20},
     "stats": {},
 }
-EXACT = {"two workers", "three workers", "memory", "isolated", "ray"}
+EXACT = {"two workers", "three workers", "isolated", "ray"}
 THOROUGH = ("fedal", "fedmd-lf", "local", "fedavg", "gossip", "afind-plus", "proto-evfl", "split")
 """Methods that differ most in what they ask of an engine: these meet every engine."""
 ON_RAY = ("fedavg", "proto-evfl")

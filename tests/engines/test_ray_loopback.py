@@ -61,6 +61,6 @@ def test_parties_that_do_not_fit_a_node_are_a_sentence(cause: Exception) -> None
     assert isinstance(found, EngineError)
     assert (
         "node-7" in str(found)
-        and "engine.memory_mb" in str(found)
+        and "raise engine.workers" in str(found)
         and "Traceback" not in str(found)
     )

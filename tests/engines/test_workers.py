@@ -100,11 +100,6 @@ def test_faults_give_the_loops_bits(n: int) -> None:
     assert fedal(workers(n), contexts(5), rounds=5, faults=ALL) == expected
 
 
-@pytest.mark.parametrize("memory", [0, 5000])
-def test_parties_on_disk_give_the_loops_bits(memory: int) -> None:
-    assert fedal(workers(2, memory=memory), contexts(5)) == fedal(LocalEngine, contexts(5))
-
-
 class Gossip(Party[None]):
     """Weights, BatchNorm statistics, a count and a diary: everything that a party can keep."""
 
@@ -179,10 +174,6 @@ def test_gossip_with_faults_gives_the_loops_bits(ask: bool) -> None:
     expected = gossip(LocalEngine, ask=ask, faults=ALL)
     assert len({reason for *_, reason in expected["failures"]}) >= 4
     assert gossip(workers(2), ask=ask, faults=ALL) == expected
-
-
-def test_parties_on_disk_gossip_with_the_loops_bits() -> None:
-    assert gossip(workers(2, memory=1500), ask=True) == gossip(LocalEngine, ask=True)
 
 
 def test_a_run_continues_from_a_checkpoint_and_a_load_is_the_only_past() -> None:

@@ -26,7 +26,7 @@ from fedloom.core.optim import SGD
 from fedloom.core.party import Party
 from fedloom.engines import Engine, LocalEngine, Lost, WorkersEngine
 from fedloom.engines._worker_pool import DEATHS
-from tests.engines.test_workers import Echo, Gossip, Make, echoes, fedal, outcome, workers
+from tests.engines.test_workers import Echo, Make, echoes, fedal, outcome, workers
 from tests.toy import contexts
 
 # a shell that runs us in the background has it ignored
@@ -113,10 +113,7 @@ def test_a_killed_worker_is_replaced_and_its_call_repeated(
     assert found == fragile(LocalEngine, str(mark), die)
 
 
-@pytest.mark.parametrize("memory", [None, 0])
-def test_a_worker_killed_in_an_exchange_costs_the_exchange_alone(
-    tmp_path: Path, memory: int | None
-) -> None:
+def test_a_worker_killed_in_an_exchange_costs_the_exchange_alone(tmp_path: Path) -> None:
     """The party that dies answers last, when replies of the same worker are left in its buffer
     already.
     """
@@ -132,7 +129,7 @@ def test_a_worker_killed_in_an_exchange_costs_the_exchange_alone(
                 fed, [lambda: fed.exchange(ring, answer="learn", take="meet", shared=shared)]
             )
 
-    found = run(workers(1, memory=memory))
+    found = run(workers(1))
     assert (tmp_path / "dead").exists()
     assert found == run(LocalEngine)
 
@@ -334,10 +331,6 @@ def test_two_engines_live_side_by_side() -> None:
 def test_the_account_and_what_is_refused() -> None:
     with echoes(3, workers(8)) as engine:
         assert engine.account() == Account("local", workers=3)
-    with WorkersEngine(
-        [Gossip(None, ClientContext(id=i)) for i in range(2)], workers=2, memory=0
-    ) as engine:
-        assert engine.account().remarks == ("the state of 2 of 2 parties is on disk between calls",)
     with pytest.raises(ConfigError, match="at least 1"):
         echoes(3, workers(0))
     with pytest.raises(ConfigError, match="use the engine batched"):

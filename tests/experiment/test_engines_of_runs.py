@@ -118,9 +118,7 @@ def execute_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "engine", [{"workers": 2}, {"memory_mb": 0}, {"name": "auto"}, {"name": "batched"}]
-)
+@pytest.mark.parametrize("engine", [{"workers": 2}, {"name": "auto"}, {"name": "batched"}])
 def test_a_run_records_where_it_was_and_gives_the_loop_s_numbers(
     engine: dict[str, Any], whole: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -169,7 +167,7 @@ def test_auto_batches_many_parties_with_small_networks_without_convolutions(
 
 
 def test_another_engine_continues_where_one_stopped(whole: dict[str, Any], tmp_path: Path) -> None:
-    eval_modes: list[dict[str, Any]] = [{"workers": 2}, {"name": "isolated"}, {"memory_mb": 0}, {}]
+    eval_modes: list[dict[str, Any]] = [{"workers": 2}, {"name": "isolated"}, {}]
     for engine in eval_modes[:-1]:
         with pytest.raises(Stopped):
             execute(small(engine=engine), tmp_path / "run", resume=True, stop=lambda: True)
@@ -210,7 +208,6 @@ def test_parties_without_a_network_stay_on_the_cpu(name: str) -> None:
         ({"name": "isolated", "device": "meta"}, "on the CPU only"),
         ({"name": "ray", "device": "meta"}, "set gpus_per_worker"),
         ({"gpus_per_worker": 0.5}, "belongs to the engine ray"),
-        ({"device": "meta", "memory_mb": 1}, "leave it out on the device 'meta'"),
     ],
 )
 def test_settings_that_contradict_each_other_are_reported(

@@ -194,7 +194,7 @@ def test_a_digest_tells_what_moves_a_number(page: Path) -> None:
     same: Sequence[dict[str, Any]] = (
         {"name": "another"},
         {"params": {}},  # tau is 5 anyway
-        {"engine": {"workers": 4, "memory_mb": 10}},
+        {"engine": {"workers": 4}},
     )
     others: Sequence[dict[str, Any]] = (
         {"seed": 1},

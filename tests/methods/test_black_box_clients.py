@@ -433,7 +433,7 @@ def whole() -> dict[str, Any]:
 
 @pytest.mark.each_time("*workers*", "*batched*")
 @pytest.mark.parametrize(
-    "engine", [{"workers": 2}, {"memory_mb": 0}, {"name": "isolated"}, {"name": "batched"}], ids=str
+    "engine", [{"workers": 2}, {"name": "isolated"}, {"name": "batched"}], ids=str
 )
 def test_a_run_is_the_same_on_every_engine(engine: dict[str, Any], whole: dict[str, Any]) -> None:
     done = execute(run(engine=engine)).summary

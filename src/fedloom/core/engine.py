@@ -354,15 +354,6 @@ class Engine(AbstractContextManager["Engine"]):
         """Release all resources outside this process. The engine cannot be used afterwards."""
 
     @final
-    def _on_disk(self, count: int) -> tuple[str, ...]:
-        """The remark of an account on parties whose state is on disk."""
-        return (
-            (f"the state of {count} of {len(self.ids)} parties is on disk between calls",)
-            if count
-            else ()
-        )
-
-    @final
     def __exit__(self, *_: object) -> None:
         self.close()
 

@@ -276,8 +276,7 @@ def _cause(error: lost.RayTaskError, node: str) -> Exception:
     if isinstance(error.cause, MemoryError) or "can't allocate memory" in str(error.cause):
         return EngineError(
             f"the parties of a worker on node {node} do not fit into its memory; add nodes and "
-            "raise engine.workers, or set engine.memory_mb, which keeps the rest of their state "
-            "on disk"
+            "raise engine.workers, or lower data.clients"
         )
     return error.cause if isinstance(error.cause, FedloomError) else error
 

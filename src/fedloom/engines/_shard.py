@@ -27,7 +27,6 @@ from fedloom.engines._party_bundle import (
     place,
     unpack,
 )
-from fedloom.engines.memory import Arena, swapped_in
 from fedloom.engines.repeatable import add_in_one_order
 
 Key: TypeAlias = tuple[int, int]
@@ -40,7 +39,6 @@ class Shard:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self._parties: dict[int, Party[object]] = {}
-        self._arena: Arena | None = None
         self._device = "cpu"
         self._common: dict[int, Rows] = {}
         self._publics: dict[int, PublicSet] = {}
@@ -51,16 +49,10 @@ class Shard:
         node = ray.get_runtime_context().get_node_id()
         return {"node": node, "address": ray.util.get_node_ip_address(), **versions()}
 
-    def build(
-        self, common: Sequence[RowPool], bundle: PartyBundle, device: str, memory: int | None
-    ) -> tuple[dict[int, str], int]:
-        """Build parties with the rows that all parties hold, and keep them; `memory` as in
-        `RayEngine`. Returns their names, and the number of this worker's parties on disk.
-        """
+    def build(self, common: Sequence[RowPool], bundle: PartyBundle, device: str) -> dict[int, str]:
+        """Build parties with the rows that all parties hold, and keep them. Returns their names."""
         for name, module in bundle.modules.items():
             sys.modules.setdefault(name, module)
-        if self._arena is None and device == "cpu":
-            self._arena = Arena(memory)
         self._device = device
         add_in_one_order(device)
         self._common = self._common or unpack(common, device)
@@ -68,12 +60,9 @@ class Shard:
         built = {}
         for spec in bundle.specs:
             party = spec.kind(spec.cfg, place(spec, rows, self._publics, device))
-            if self._arena is not None:
-                self._arena.adopt(party)
             built[party.context.id] = party
         self._parties.update(built)
-        spilled = len(self._arena.spilled) if self._arena else 0
-        return names((i, type(p)) for i, p in built.items()), spilled
+        return names((i, type(p)) for i, p in built.items())
 
     def do(
         self,
@@ -109,8 +98,7 @@ class Shard:
                 whole,
                 lambda ref: self._left[ref.held] if ref.held in self._left else fetched[ref.held],
             )
-            with swapped_in(self._arena, party):
-                reply = run_task(party, whole, resolved)
+            reply = run_task(party, whole, resolved)
             replies.append(self._keep(keys[n], reply, expect) if keys else _pack_reply(reply))
             notes.setdefault(task.party, {}).update(party.take_notes())
         if not keys:
@@ -128,14 +116,12 @@ class Shard:
 
     def states(self, parties: Iterable[int]) -> dict[int, Packed]:
         """The states of these parties."""
-        read = Party.state if self._arena is None else self._arena.state
-        return {i: packed(read(self._parties[i])) for i in parties}
+        return {i: packed(self._parties[i].state()) for i in parties}
 
     def load(self, states: Mapping[int, Packed]) -> None:
         """Load states that `states` returned."""
         for i, state in states.items():
-            with swapped_in(self._arena, self._parties[i]):
-                self._parties[i].load(self._unpack(state))
+            self._parties[i].load(self._unpack(state))
 
     def _keep(self, key: Key, reply: Any, expect: Any) -> ReplyRef:
         left = reply_ref(key, reply, expect)

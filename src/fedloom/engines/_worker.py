@@ -20,7 +20,6 @@ from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.party import Party
 from fedloom.core.templates import unspell
 from fedloom.engines._shared_buffer import LIMITS, SharedBuffer, receive, send
-from fedloom.engines.memory import Arena
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class Shared:
     """
 
     parties: Mapping[int, Party[object]]
-    arena: Arena
     buffers: Sequence[SharedBuffer]
     workers: int
 
@@ -58,7 +56,7 @@ class _Worker:
     """A worker's parties and buffers, and the shared arguments of the current batch."""
 
     def __init__(self, shared: Shared, number: int) -> None:
-        self._parties, self._arena, self._buffers = shared.parties, shared.arena, shared.buffers
+        self._parties, self._buffers = shared.parties, shared.buffers
         self._outbox = shared.buffers[number + 1]
         self._era = -1
         self._head: tuple[Any, dict[str, Any]] = (None, {})
@@ -75,7 +73,6 @@ class _Worker:
         facts: dict[str, Any] = {}
         answer = self._answer(party, order, facts)
         own = message.encode(party.own_state(), LIMITS) if party.own_state() else b""
-        self._arena.release(party)
         facts["notes"] = party.take_notes()
         facts["answer"] = len(answer)
         return facts, (answer, own)

@@ -27,23 +27,13 @@ from fedloom.core.fixed_point import encoded
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
 from fedloom.engines.joint import Joint
-from fedloom.engines.memory import Arena, swapped_in
 
 
 class LocalEngine(Engine):
     """Parties in this process. Tensors of a message are passed without a copy; tensors of a reply
     are copied.
 
-    Parties whose page has `ROWS` answer as one: see `fedloom.engines.joint`. With `memory` they do
-    not.
-
-    Args:
-        parties: all parties. With `memory`, pass a generator: each party is stored before the next
-            is built.
-        memory: bytes of state kept in memory, the rest on disk between calls; None for all.
-
-    Raises:
-        ConfigError: the disk has no room for the remaining state.
+    Parties whose page has `ROWS` answer as one: see `fedloom.engines.joint`.
     """
 
     NAME: ClassVar[str] = "local"
@@ -56,15 +46,9 @@ class LocalEngine(Engine):
         *,
         seed: int = 0,
         faults: Faults | None = None,
-        memory: int | None = None,
     ) -> None:
-        self._arena = None if memory is None else Arena(memory)
-        self._held: dict[int, Party[object]] = {}
-        self._joint = Joint(self._held) if self.JOINS and memory is None else None
-        for party in parties:
-            self._held[party.context.id] = party
-            if self._arena is not None:
-                self._arena.adopt(party)
+        self._held = {party.context.id: party for party in parties}
+        self._joint = Joint(self._held) if self.JOINS else None
         super().__init__(
             names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults
         )
@@ -103,32 +87,24 @@ class LocalEngine(Engine):
         return [reply_ref(reply, reply, expect) for reply in self._call(tasks)]
 
     def _run(self, task: Task) -> Tree | Failure:
-        party = self._parties[task.party]
-        with swapped_in(self._arena, party):
-            return run_task(party, task, arguments(task))
+        return run_task(self._parties[task.party], task, arguments(task))
 
     def states(self) -> dict[int, dict[str, Tree]]:
         """Every party's state: views, not copies."""
-        if self._arena is None:
-            return {i: p.state() for i, p in self._parties.items()}
-        return {i: self._arena.state(p) for i, p in self._parties.items()}
+        return {i: p.state() for i, p in self._parties.items()}
 
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
         """Load every party's state as `states()` returned it."""
         for i, state in states.items():
-            with swapped_in(self._arena, self._parties[i]):
-                self._parties[i].load(state)
+            self._parties[i].load(state)
 
     def notes(self) -> dict[int, dict[str, Note]]:
         """Return and clear the parties' notes."""
         return {i: p.take_notes() for i, p in self._parties.items()}
 
     def account(self) -> Account:
-        """One process; the number of parties on disk."""
-        remarks = self._on_disk(len(self._arena.spilled) if self._arena else 0)
-        return Account(
-            self.NAME, device=next(iter(self._parties.values())).context.device, remarks=remarks
-        )
+        """One process."""
+        return Account(self.NAME, device=next(iter(self._parties.values())).context.device)
 
 
 class ObservedEngine(LocalEngine):

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 _TRIES = 5
 """Attempts to rebuild parties while workers die building them."""
 _DIED = (
-    "workers died while building their parties, probably for lack of memory; set "
-    "engine.memory_mb to keep part of the parties' state on disk"
+    "workers died while building their parties, probably for lack of memory; add nodes and raise "
+    "engine.workers, or lower data.clients"
 )
 
 
@@ -57,7 +57,6 @@ class RayEngine(Engine):
         cpus: CPUs of each worker.
         gpus: GPUs of each worker, such as 0.25; its parties' tensors are on the GPU unless this is
             0.
-        memory: bytes of state that each worker keeps in memory, the rest on disk; None for all.
 
     Raises:
         EngineError: Ray is not installed; the cluster does not exist, is too small, or has other
@@ -77,16 +76,13 @@ class RayEngine(Engine):
         cpus: float = 1.0,
         seed: int = 0,
         faults: Faults | None = None,
-        memory: int | None = None,
     ) -> None:
         if workers < 1:
             raise ConfigError(f"engine.workers must be at least 1, not {workers}")
         workers = max(1, min(workers, len(ids)))
         self._bundler = PartyBundler(dict(zip(ids, builders, strict=True)))
         self._device = "cuda" if gpus else "cpu"
-        self._memory = memory
         self._where: dict[int, int] = {}  # the worker of each party
-        self._spilled: dict[int, int] = {}  # the number of each worker's parties on disk
         self._left = 0
         self._losses = 0
         self._ray = _ray()
@@ -127,10 +123,9 @@ class RayEngine(Engine):
         self._ask("load", {w: (order,) for w, order in orders.items()})
 
     def account(self) -> Account:
-        """The numbers of workers, nodes, parties on disk, and lost workers."""
+        """The numbers of workers, nodes, and lost workers."""
         nodes = len(set(self._cluster.nodes.values()))
-        spilled = sum(self._spilled.get(w, 0) for w in self._cluster.workers)
-        remarks = [f"{nodes} node{'s' * (nodes > 1)}", *self._on_disk(spilled)]
+        remarks = [f"{nodes} node{'s' * (nodes > 1)}"]
         if self._losses:
             remarks.append(f"workers lost and their parties rebuilt: {self._losses}")
         return Account("ray", len(self._cluster.workers), self._device, tuple(remarks))
@@ -244,17 +239,16 @@ class RayEngine(Engine):
             for w, piece in zip(workers, pieces, strict=True)
             if piece
         }
-        place = (self._device, self._memory)
         with self._bundler.by_value():
             answers = self._cluster.ask(
                 "build",
                 {
-                    w: (self._common, self._bundler.bundle(piece), *place)
+                    w: (self._common, self._bundler.bundle(piece), self._device)
                     for w, piece in assigned.items()
                 },
             )
         every: dict[int, str] = {}
-        for w, (names, self._spilled[w]) in answers.items():
+        for w, names in answers.items():
             every.update(names)
             self._where.update(dict.fromkeys(assigned[w], w))
         return every

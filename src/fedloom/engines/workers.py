@@ -32,7 +32,7 @@ from fedloom.core.templates import spell
 from fedloom.engines._shared_buffer import LIMITS, SharedBuffer
 from fedloom.engines._worker import Shared
 from fedloom.engines._worker_pool import WorkerPool, WorkerSlot
-from fedloom.engines.memory import Arena
+from fedloom.engines.memory import SharedMemory
 
 _Heads: TypeAlias = dict[tuple[int, str], tuple[int, int]]
 """Positions of shared arguments in the parent's buffer, by the arguments' identity and the method.
@@ -45,13 +45,11 @@ class WorkersEngine(Engine):
     On a machine with a GPU, create it before this process trains anything.
 
     Args:
-        parties: all parties. With `memory`, pass a generator: each party is stored before the next
-            is built.
+        parties: all parties.
         workers: the number of processes, at most one per party.
-        memory: bytes of state kept in memory, the rest on disk; None for all.
 
     Raises:
-        ConfigError: a party is not on the CPU; this system cannot fork; or the disk has no room.
+        ConfigError: a party is not on the CPU, or this system cannot fork.
     """
 
     durable = False
@@ -63,14 +61,13 @@ class WorkersEngine(Engine):
         workers: int,
         seed: int = 0,
         faults: Faults | None = None,
-        memory: int | None = None,
     ) -> None:
         if workers < 1:
             raise ConfigError(f"engine.workers must be at least 1, not {workers}")
-        self._arena = Arena(memory)
         self._parties: dict[int, Party[object]] = {}
+        shared = SharedMemory()
         for party in parties:
-            self._place(party)
+            self._place(party, shared)
         super().__init__(
             names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults
         )
@@ -78,16 +75,17 @@ class WorkersEngine(Engine):
         self._era = 0
         count = max(1, min(workers, len(self._parties)))
         self._buffers = [SharedBuffer() for _ in range(1 + 2 * count)]
-        self._pool = WorkerPool(Shared(self._parties, self._arena, self._buffers, count))
+        self._pool = WorkerPool(Shared(self._parties, self._buffers, count))
 
-    def _place(self, party: Party[object]) -> None:
+    def _place(self, party: Party[object], shared: SharedMemory) -> None:
         i = party.context.id
         if party.context.device != "cpu":
             raise ConfigError(
                 f"worker processes run on the CPU, but party {i} is on {party.context.device!r}; "
                 "use the engine batched with one worker, or the device cpu"
             )
-        self._arena.adopt(party)
+        if party._network is not None:
+            shared.adopt(party._network)
         for rows in party.context.tests.values():
             _ = rows.every  # cached before the fork, to be shared by all workers
         self._parties[i] = party
@@ -109,23 +107,19 @@ class WorkersEngine(Engine):
 
     def states(self) -> dict[int, dict[str, Tree]]:
         """Every party's state: views of shared memory, not copies."""
-        return {i: self._arena.state(p) | _tree(self._own.get(i)) for i, p in self._parties.items()}
+        return {i: p.state() | _tree(self._own.get(i)) for i, p in self._parties.items()}
 
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
         """Load every party's state as `states()` returned it."""
         for i, state in states.items():
             party = self._parties[i]
-            with self._arena.swapped_in(party):
-                party.load(state)
-                if i not in self._arena.spilled:
-                    self._own[i] = message.encode(party.own_state(), LIMITS)
+            party.load(state)
+            self._own[i] = message.encode(party.own_state(), LIMITS)
             self._pool.last.pop(i, None)
 
     def account(self) -> Account:
-        """The numbers of workers and of parties on disk."""
-        return Account(
-            "local", workers=len(self._pool.slots), remarks=self._on_disk(len(self._arena.spilled))
-        )
+        """The number of workers."""
+        return Account("local", workers=len(self._pool.slots))
 
     def close(self) -> None:
         """Kill all workers."""
@@ -173,8 +167,7 @@ class WorkersEngine(Engine):
             each = message.encode(plain, LIMITS) if plain else b""
         except MessageError as error:
             return refusal(task, {**task.shared, **plain}, error)
-        moved |= task.party in self._arena.spilled
-        own = self._own_state(task.party) if moved else b""
+        own = self._own.get(task.party, b"") if moved else b""
         positions = slot.put(each, own, json.dumps(refs).encode() if refs else b"")
         return {
             "party": task.party,
@@ -195,7 +188,7 @@ class WorkersEngine(Engine):
         self._notes[task.party].update(facts["notes"])
         cut = facts["answer"]
         if len(body) > cut:
-            self._keep(task.party, bytes(body[cut:]))
+            self._own[task.party] = bytes(body[cut:])
         if "wrong" in facts:
             return MethodError(facts["wrong"])
         if "failure" in facts:
@@ -206,23 +199,6 @@ class WorkersEngine(Engine):
             buffer.reach = max(buffer.reach, start + length)
             return ReplyRef((slot.outbox, start, length), what, Size(payload, wire))
         return message.decode(body[:cut], LIMITS)
-
-    # -- state outside the networks ----------------------------------------------------------------
-
-    def _own_state(self, i: int) -> bytes:
-        """A party's state outside its network, encoded; b"" if it has not changed."""
-        if i not in self._arena.spilled:
-            return self._own.get(i, b"")
-        with self._arena.swapped_in(self._parties[i]):
-            return message.encode(self._parties[i].own_state(), LIMITS)
-
-    def _keep(self, i: int, own: bytes) -> None:
-        """Store a party's new state outside its network."""
-        if i not in self._arena.spilled:
-            self._own[i] = own
-            return
-        with self._arena.swapped_in(self._parties[i]):
-            vars(self._parties[i]).update(_tree(own))
 
 
 def _tree(own: bytes | None) -> Any:

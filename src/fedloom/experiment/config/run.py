@@ -100,10 +100,6 @@ class EngineConfig(Section):
     """A torch device."""
     chunk_size: int | None = Field(None, ge=1)
     """Maximum number of parties at a time (batched); None for as many as fit into memory."""
-    memory_mb: int | None = Field(None, ge=0)
-    """Maximum megabytes of parties' state in memory (local; ray: per worker); the rest is on disk.
-    None: no limit.
-    """
     address: str | None = None
     """Address of a running Ray cluster; None starts one on this machine."""
     gpus_per_worker: float = Field(0.0, ge=0)
@@ -147,16 +143,11 @@ class EngineConfig(Section):
             ("federation", ("net",)),
             ("gpus_per_worker", ("ray",)),
             ("chunk_size", ("batched", "auto")),
-            ("memory_mb", ("local", "auto", "ray")),
         ):
             if getattr(self, name) and self.name not in engines:
                 raise ConfigError(
                     f"{name} belongs to the engine {engines[0]}, not to {self.name}: leave it out"
                 )
-        if self.memory_mb is not None and self.device != "cpu":
-            raise ConfigError(
-                f"memory_mb limits state in main memory: leave it out on the device {self.device!r}"
-            )
 
 
 class EvaluateConfig(Section):

@@ -29,7 +29,6 @@ def start(plan: RunPlan) -> Engine:
             "run"
         )
     common = {"seed": run.seed, "faults": run.faults}
-    memory = None if cfg.memory_mb is None else cfg.memory_mb * 10**6
     parties = (make() for make in plan.clients)
     if run.evaluate.leaks and plan.method.setting == "horizontal":
         if cfg.name not in ("auto", "local") or cfg.workers > 1:
@@ -38,7 +37,7 @@ def start(plan: RunPlan) -> Engine:
                 f"{cfg.name} and {cfg.workers} workers: set engine.name = local and "
                 "engine.workers = 1"
             )
-        return ObservedEngine(parties, memory=memory, **common)
+        return ObservedEngine(parties, **common)
     if cfg.name == "isolated":
         return IsolatedEngine(plan.clients, **common)  # type: ignore[arg-type]
     if cfg.name == "ray":
@@ -50,17 +49,16 @@ def start(plan: RunPlan) -> Engine:
             workers=cfg.workers,
             address=cfg.address,
             gpus=0.0 if plan.method.without_network else cfg.gpus_per_worker,
-            memory=memory,
             **common,  # type: ignore[arg-type]
         )
     if cfg.workers > 1:
         from fedloom.engines.workers import WorkersEngine
 
-        return WorkersEngine(parties, workers=cfg.workers, memory=memory, **common)  # type: ignore[arg-type]
-    if cfg.name == "batched" or (cfg.name == "auto" and memory is None):
+        return WorkersEngine(parties, workers=cfg.workers, **common)  # type: ignore[arg-type]
+    if cfg.name in ("batched", "auto"):
         picky = {"everything": cfg.name == "batched"}
         return BatchedEngine(parties, chunk_size=cfg.chunk_size, **picky, **common)  # type: ignore[arg-type]
-    return LocalEngine(parties, memory=memory, **common)  # type: ignore[arg-type]
+    return LocalEngine(parties, **common)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

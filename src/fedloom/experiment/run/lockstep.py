@@ -90,12 +90,7 @@ def _kind(run: RunConfig) -> Any:
     be faster.
     """
     engine = run.engine
-    if (
-        engine.name not in ("auto", "batched")
-        or engine.workers > 1
-        or engine.memory_mb is not None
-        or run.evaluate.leaks
-    ):
+    if engine.name not in ("auto", "batched") or engine.workers > 1 or run.evaluate.leaks:
         return None
     if engine.device == "cpu" and not (
         run.models.pool and all(_gains(name, run.data) for name in run.models.pool)

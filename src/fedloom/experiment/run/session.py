@@ -38,7 +38,6 @@ from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
 from fedloom.core.objects import described
 from fedloom.engines import Engine, Lost
-from fedloom.engines.memory import Spool
 from fedloom.experiment.config import run as config
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.demand import evaluated, evenly
@@ -331,14 +330,10 @@ class Session:
 
     def _take_snapshot(self) -> tuple[Any, ...]:
         """A copy of everything that a round changes, to repeat it."""
-        states: Mapping[str, Tree] = self._states()
-        if self.plan.run.engine.memory_mb is not None:
-            states = Spool(states)
-        else:
-            states = {
-                party: message.map_tensors(torch.Tensor.clone, state)
-                for party, state in states.items()
-            }
+        states = {
+            party: message.map_tensors(torch.Tensor.clone, state)
+            for party, state in self._states().items()
+        }
         counts = len(self.record.metrics), len(self.record.mixing), len(self.fed.failures)
         return states, self.fed.ledger.mark(), *counts, self.accuracy
 
