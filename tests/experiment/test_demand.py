@@ -45,8 +45,8 @@ def test_a_run_is_evaluated_as_often_as_its_config_says(
 
 
 PRIVATE: dict[str, dict[str, Any]] = {
-    "fedavg": {"dp": {"unit": "rows"}, "clients_per_round": 2, "batch_size": 8},
-    "fedavg-ft": {"dp": {"unit": "rows"}, "batch_size": 8},
+    "fedavg-dp": {"clients_per_round": 2, "batch_size": 8},
+    "fedlp-dp": {"batch_size": 8},
     "gossip": {"dp": {"unit": "rows"}, "batch_size": 8},
     "fedal": {"trust": "kernel", "trust_epsilon": 2.0, "tau": 2, "batch_size": 8, "adv": 0.0},
     "afind-plus": {"threshold": "anchored", "mode": "cheap", "dp": {"target": "phi"}},
@@ -65,7 +65,7 @@ ALL_ASK = ("fedavg", "fedavg-ft", "gossip", "fedal")
 @pytest.mark.parametrize("name", PRIVATE)
 def test_no_party_charges_more_than_its_run_was_counted_for(name: str) -> None:
     small = run_of(name, "none")
-    models = {"pool": ["linear"]} if name in ("fedavg", "gossip") else {}
+    models = {"pool": ["linear"]} if name in ("fedavg-dp", "gossip") else {}
     if models:
         PRIVATE[name]["personal_head"] = False
     run = small.model_copy(

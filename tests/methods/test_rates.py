@@ -48,7 +48,8 @@ def test_each_method_is_tuned_at_multiples_of_its_own_rate(name: str) -> None:
     own = method.configure()
     assert own.rates == tuple(has_rate(method))
     pool = {"pool": ["mlp"]} if "one network" in method.needs else {}
-    run = check({"run": {"rounds": 100, "models": pool}}).run
+    secure = {"aggregate": {"secure": True}} if "secure sums" in method.needs else {}
+    run = check({"run": {"method": name, "rounds": 100, "models": pool, **secure}}).run
     compared = CompareConfig(methods=(name,), seeds=(0,))
     (tried,) = trials(Experiment(run=run, compare=compared))
     assert 1.0 in tried and len(tried) >= len(FACTORS) - 1

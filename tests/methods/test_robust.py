@@ -56,6 +56,7 @@ PEERS: dict[str, dict[str, Any]] = {
 """The methods in which each peer averages."""
 RULES = ("median", "trimmed", "krum", "multikrum", "clip", "centered")
 SUMS = {
+    "fedsgd-dp",
     "fedboost",
     "fedboost-mix",
     "fedforest",

@@ -23,9 +23,9 @@ from tests.experiment.test_own_data import ALLOWED, rows, run
 from tests.net.nodes import federation
 
 DP: dict[str, Any] = {
-    "method": "fedavg",
+    "method": "fedavg-dp",
     "models": {"pool": ["linear"]},
-    "params": {"batch_size": 20, "epochs": 1, "dp": {"unit": "rows", "sigma": 1.5}},
+    "params": {"batch_size": 20, "epochs": 1, "dp": {"sigma": 1.5}},
 }
 CASES: dict[str, tuple[dict[str, Any], str, Callable[[dict[str, Any]], Any]]] = {
     "looks": (

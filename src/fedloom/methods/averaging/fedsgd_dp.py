@@ -63,7 +63,7 @@ class FedSGDDPConfig(steps.LocalSGDConfig):
     """
 
     lr: float = Field(1.0, gt=0)
-    """The rate of the server's step along the mean of clipped gradients."""
+    """Learning rate of the server's step along the mean of clipped gradients."""
     personal_head: Literal[False] = False
     """All weights are shared."""
     finetune_epochs: int = Field(0, ge=0)
@@ -226,6 +226,7 @@ METHODS = (
         round=round,
         client=FedSGDDPClient,
         server=FedAvgServer,
+        fixed={"personal_head": False},
         tasks=EVERY_TASK,
         local=("class_weights",),
         no_local="the server takes each step, along the sum of gradients",
