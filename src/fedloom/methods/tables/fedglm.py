@@ -346,7 +346,7 @@ class FedGLMServer(Party[FedGLMConfig]):
         ]
         return (
             *tables,
-            # `k` parameters without columns: the intercepts of all classes but the first, or of counts
+            # `k` parameters without columns: intercepts, of all classes but the first or of counts
             inference.fit(self.design, inference.likelihoods(value, null, beta.size, k), self.done),
         )
 
