@@ -3,6 +3,7 @@
 `fedloom export` makes two kinds of folders. Of a horizontal run each has a model, which predicts
 from rows. Of a vertical run each is of one party: the active one predicts from the embeddings that
 `fedloom embed` makes of every party's rows, or another one alone, where the method allows it.
+Functions import what needs PyTorch themselves, so that --help is fast.
 """
 
 from collections import Counter
@@ -188,6 +189,7 @@ def predict(
 
     if target is not None:
         _refuse_overwrite(target, force)
+    # "-" is read into a file, which is removed at the end
     rows = None if rows is None else Path(standard_input(str(rows), ".csv"))
 
     # By the kind of folder: `classes` (K names), `shares` (n, K) with the probability of each, or
@@ -198,6 +200,7 @@ def predict(
             raise ConfigError(
                 f"{folder} has a model, which predicts from rows: fedloom predict {folder} ROWS.csv"
             )
+        # `trust` names the folder's network.py, whose code is run only then
         model = load_model(folder, trust=trust or ())
         raw, ids = read_rows(rows, model.recipe, id_)
         classes, shares = model.classes, model.predict(raw)

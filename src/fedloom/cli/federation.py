@@ -73,6 +73,7 @@ def certs(
     """
     # All checks come before anything is written. The CA of an earlier call is opened, which asks
     # for its password: it knows for whom there are certificates.
+    # `refuse_file`: neither the folder nor one above it may be a file
     refuse_file(folder)
     _check_names(names, folder)
     authority = _authority(folder, password) if (folder / CA).exists() else None
@@ -110,7 +111,7 @@ def certs(
     for name in certified:
         if here or renew or name == COORDINATOR:
             _write_credentials(authority, name, days)
-    _hand_out(folder, certified)
+    _hand_out(folder, certified)  # copies ca.pem and revoked.pem to each folder
 
     # the configs; that of a node that exists is its site's, and stays
     for name in names:
@@ -121,6 +122,7 @@ def certs(
         (folder / FEDERATION).read_text(encoding="utf-8") if (folder / FEDERATION).exists() else ""
     )
     write(folder / FEDERATION, files.federation_toml(text, address, new).encode())
+    # methods are named where configs with them were written; keys lie here if `here` or renewed
     _print_summary(folder, certified, address, methods if new else (), out, here=here or renew)
     # nodes accept as peers only those that their own config names
     if before and new:

@@ -2,7 +2,8 @@
 
 Both make an `Experiment` of their options and files, and `_execute_and_show` executes it: one run,
 or, if `experiment.compare` is set, all runs of a comparison. A single run is shown as a comparison
-of one method, so that both have the same table.
+of one method, so that both have the same table. Functions import what needs PyTorch themselves, so
+that --help is fast.
 """
 
 import json
@@ -334,7 +335,8 @@ def _execute_and_show(
     folder = _folder(experiment, called, folder, resume)
     silent = as_json or quiet
 
-    # Execute. A tracker follows the folder, and a signal ends the run after its round.
+    # Execute. A tracker follows the folder, and a signal ends the run after its round. `advice`
+    # is to train runs in lock-step, if that would be faster than one after the other.
     if not silent and experiment.compare is not None and (text := advice(experiment.runs())):
         out.print(text, soft_wrap=True)
     if tune and not silent:
@@ -377,6 +379,7 @@ def _execute_and_show(
 
     # for people
     unseen = experiment.run.data.unseen  # names of owners, or the share of clients
+    # owners that take part in no round, if the config names them; a share of clients has no names
     show_comparison(found, out, unseen if isinstance(unseen, tuple) else ())
     if experiment.compare is None:
         show_learned(result.summary.get("learned", ()), out)

@@ -419,12 +419,15 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
         raise DataError(
             f"{path}: its metadata 'huggingface' cannot be read; write the file without them."
         ) from error
+    # names in one Unicode form, without spaces around and invisible signs; none empty or repeated
     names = [plain_name(column) for column in schema.names]
     refuse_names(names, str(path))
 
-    # the cells: floats go into one array each, as they come; others stay chunks of Arrow
+    # The cells: floats go into one growing array each, as they come (parts would leave holes in
+    # memory), as float64 with NaN for gaps; others stay chunks of Arrow.
     floats = [pa.types.is_floating(kind) for kind in schema.types]
-    room = min(max(file.metadata.num_rows, 0), 1 << 27)  # a file may name more rows than it has
+    # a file may name more rows than it has: no more than 1 GiB is reserved for a column at first
+    room = min(max(file.metadata.num_rows, 0), 1 << 27)
     numbers = [Growing(room if is_float else 0) for is_float in floats]
     chunks: list[list[Any]] = [[] for _ in floats]
     try:
@@ -457,6 +460,7 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
     cells_of = [
         pa.chunked_array(found, kind) for found, kind in zip(chunks, schema.types, strict=True)
     ]
+    # `grammar` has the words for gaps and the decimal sign, for cells that are text
     columns = {
         column: column_of_floats(column, own.numbers, grammar)
         if is_float
@@ -464,7 +468,9 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
         for column, own, is_float, cells in zip(names, numbers, floats, cells_of, strict=True)
         if column not in images
     }
+    # the bytes of each picture's file, or its path
     encoded = _pictures(cells_of[names.index(images[0])].to_pylist(), images[0]) if images else None
+    # a file by itself has no test split: None
     return Content(columns, None, named, encoded)
 
 

@@ -92,6 +92,7 @@ def split(
         raise DataError(
             f"split takes a data set that load returned, not a {type(dataset).__name__}"
         )
+    # `labels` (n,) and their names: classes, or up to ten ranges of a number to predict
     rows, (labels, names) = len(dataset.train), dataset.strata
     check_settings(
         (clients >= 1, "clients", "at least 1", clients),
@@ -125,14 +126,17 @@ def split(
         fraction=test_fraction,
         limit=test_rows,
         groups=owners,
+        # a share of the training rows, which are then tested on in place of the test rows
         validation=validation,
     )
+    # `every` row to test on; of these `kept` has at most `test_rows`
     test, kept = pool[held.every], pool[held.kept]
     if not len(kept):
         raise DataError(
             f"{len(pool)} rows leave none for the test at test_fraction = {test_fraction:g}; use "
             "more rows, or a larger test_fraction."
         )
+    # `apart`: nobody trains on test rows, nor on validation rows; without any held out it is empty
     pool = np.setdiff1d(pool, pool[held.apart], assume_unique=True)
 
     # public rows, of which at least one must be left for the clients
@@ -169,6 +173,7 @@ def split(
                     by_class, labels[shard], 100 if own_test_rows is None else own_test_rows, rng
                 )
             )
+    # last `held_out`, the number of rows that nobody trains on
     return Split(shards, at_all, kept, tuple(own_test), at_server, len(held.apart))
 
 

@@ -4,7 +4,8 @@
 would accept in silence (a second header, quotes behind spaces, a quote that is never closed), and
 gives each cell as it is written: what a cell means is decided later, by `RawColumn`. Of a file
 beyond `LARGE` the columns of numbers are held as numbers alone, and their text is read from the
-file once more in the rare case that it is needed.
+file once more in the rare case that it is needed. Functions import PyArrow themselves, so that a
+command that reads no table starts without it.
 """
 
 import codecs
@@ -127,7 +128,8 @@ def read_csv(
             f"there is no file {path}: give its path from {Path.cwd()}, or the whole path"
         )
 
-    # the header: `raw_names` as written, by which PyArrow knows the columns, and `names` for us
+    # the header: `raw_names` as written, by which PyArrow knows the columns, and `names` for us, in
+    # one Unicode form, without spaces around and invisible signs
     raw_names, separator = _header(path)
     names = [plain_name(name) for name in raw_names]
     if not names:
@@ -156,6 +158,7 @@ def read_csv(
 
     def as_texts(*only: str) -> dict[str, Any]:
         """PyArrow's options for cells as they are written, of all columns or some."""
+        # large: offsets of 64 bits, as the text of a column may be longer than 2 GiB
         types = dict.fromkeys(raw_names, pa.large_string())
         told = arrow.ConvertOptions(
             column_types=types, strings_can_be_null=False, include_columns=only or None
@@ -168,6 +171,7 @@ def read_csv(
         hold_texts, before = path.stat().st_size <= LARGE, _stamp(path)
         with arrow.open_csv(path, **as_texts()) as batches:
             for batch in batches:
+                # looked for in the header and the first rows alone, as this reads cells one by one
                 if not rows and (odd := _spaced_quotes(raw_names, batch)):
                     raise DataError(
                         f"{path} has {odd[:40]!r}: a cell with spaces before its quotes. Delete "

@@ -106,7 +106,9 @@ def run_vmapped(
         """
         nonlocal changed
 
-        # settings and learning rates in which runs differ, as tensors () in place of numbers
+        # `notes` takes the diagnostics that the method records by `self.note`. Settings and rates
+        # in which runs differ are tensors () in place of numbers. The type Party[object] does
+        # not tell that its cfg is a MethodConfig, hence isinstance; float32 is the type of weights.
         notes: dict[str, Tensor | float] = {}
         cfg, optimizer = parties[0].cfg, network.optimizer
         if numbers and isinstance(cfg, MethodConfig):
@@ -127,6 +129,7 @@ def run_vmapped(
             _notes=notes,
             **before,
         )
+        # `bound` also finds evaluations, which are no methods of a page, and refuses private names
         reply = bound(party, method)(**shared, **_refill(each[0], each_one))
 
         # Own state that was assigned anew; all of it if any was changed in place. State that is not

@@ -334,13 +334,16 @@ def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> PageSection:
         shown = [score for score in SCORES if any(score in run.summary.scores for run in runs)]
         columns, caption = [SCORES[score].title for score in shown], "Scores of each run"
     else:
+        # if the main metric is over unseen clients, `shown_metrics` keeps of those over training
+        # clients the same one alone
         of_any_run = dict.fromkeys(  # each metric once, in the order in which runs have them
             metric
             for run in runs
             for metric in shown_metrics(run.summary.accuracies, bool(run.summary.unseen))
         )
         # on test rows and on own rows come first: their titles are short, and `describe` names the
-        # others by mode and clients
+        # others by mode and clients, in the first run's words, as a column has one title. `mine`
+        # says what own test rows are.
         main, own = found.on_test, found.on_own
         shown = [main, own, *(metric for metric in of_any_run if metric not in (main, own))]
         prepared = [fmt.capital(runs[0].summary.describe(metric)) for metric in shown[2:]]
@@ -354,6 +357,7 @@ def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> PageSection:
         summary, report = run.summary, run.folder / "report.html"
         href = quote(Path(os.path.relpath(report, folder)).as_posix()) if report.is_file() else ""
         if found.joint:
+            # `share`: a score is shown in percent
             values = [
                 fmt.metric(summary.scores[score], SCORES[score].share)
                 if score in summary.scores
@@ -361,6 +365,8 @@ def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> PageSection:
                 for score in shown
             ]
         else:
+            # accuracies differ in rows and evaluation mode alone: all are shares (in percent), or
+            # all are numbers, as `share` of that on test rows tells
             further = [summary.accuracies.get(metric) for metric in shown[1:]]
             values = [fmt.spread(summary.overall.mean, summary.overall.std, summary.on_test.share)]
             values += [

@@ -135,12 +135,14 @@ def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:
 
     rows = []
     for number, method in enumerate(methods):  # by number, its color in all figures
+        # its method as the tooltip, and a sample of its line in figures, without text, as the key
         row = [PageCell(method.name, title=method.method, key=series_style(number).key("").sample)]
         row += cells(
             *([method.preset] if presets else []), *([modes[method.name]] if modes else [])
         )
         for metric in titles:
-            spread, share = method.of(metric), metric.share  # None: the method has no such metric
+            # None: the method has no such metric; `share`: its values are shown in percent
+            spread, share = method.of(metric), metric.share
             text = (
                 NONE
                 if spread is None

@@ -111,7 +111,7 @@ class SchemaConfig(Section):
             if len(set(listed)) < len(listed):
                 raise ValueError(f"{field} has a duplicate value: remove it")
 
-        # the label: classes or a scale, not both and not neither
+        # the label: classes or a scale (a finite mean, an s.d. above 0), not both and not neither
         if len(self.classes) == 1 or bool(self.classes) == (self.label_scale is not None):
             raise ValueError(
                 "name at least two classes, or give label_scale = [mean, s.d.] of a number to "
@@ -133,6 +133,7 @@ class SchemaConfig(Section):
             for column in self.columns
             if not column.categories and column.encode != "text"  # a date counts: it has a year
         }
+        # 1e30 is also the largest number that a column of a table may have
         if self.scale is not None and (
             self.scale.keys() != numeric
             or not all(math.isfinite(mean) and 0 < sd < 1e30 for mean, sd in self.scale.values())

@@ -168,6 +168,7 @@ def compare(
 
     # Leave out what diverged. If all did, all are kept, so that there is something to show; the
     # list of runs that were left out names them all the same.
+    # `_name` is the last part of a run's folder, or None if nothing was written.
     every = list(zip(summaries, folders, strict=True))
     usable = [one for one in every if not one[0].diverged] or every
     left_out = [
@@ -195,6 +196,7 @@ def compare(
     # the metrics that all runs have, the main one first
     first_metric, *further = shared_metrics(summaries)
     main = main or first_metric
+    # the test rows in words, such as "the global test set"
     tested = {summary.tested for summary in summaries}
     # gains of networks are told over training alone, where that is compared
     baseline = next(
@@ -211,17 +213,21 @@ def compare(
         gains_over=baseline,
         # fields with a default are left out, not set to None, if runs do not agree or have none
         **({"tested": tested.pop()} if len(tested) == 1 else {}),
+        # whether clients are the owners of their rows
         natural=all(summary.natural for summary in summaries),
         unseen={str(summary.seed): summary.unseen for summary in summaries if summary.unseen},
         metric=main,
         differences=differences(main),
         further={metric: differences(metric) for metric in further},
         lower_is_better=[metric for metric in (main, *further) if metric.lower_is_better],
+        # what makes it unfair: more steps, larger networks or more rows of a method; clients with a
+        # value of the main metric; seeds of which a run is left out
         unequal=[
             *unequal(summaries),
             *_clients_evaluated(groups, main),
             *_seeds_missing(left_out, groups),
         ],
+        # why runs are left out; then warnings, such as that validation rows were tested on
         remarks=[*_reasons(left_out), *remarks(summaries)],
         runs=[
             ComparedRun(name=summary.name, seed=summary.seed, folder=_name(folder))

@@ -199,9 +199,10 @@ class Session:
         """
         plan = self.plan
         points = evaluated(plan.run, plan.rounds)  # the numbers of done rounds to evaluate after
-        milestones = evenly(MILESTONES, plan.rounds)
+        milestones = evenly(MILESTONES, plan.rounds)  # rounds to save after, if saving is quick
         step = plan.cfg.iterations_per_round
-        # rows of metrics need a round, an iteration and a stage; a resumed run has these already
+        # Rows of metrics need a round, an iteration and a stage; a resumed run has these already.
+        # `_recorded` repeats the work if a machine is lost; if it fails, failures.csv has the call.
         if self.done == 0:
             self._recorded(lambda: self._evaluate(0, 0, "start"))
 
@@ -219,20 +220,22 @@ class Session:
                 ) from error
             # the round counts only now that all of it is recorded
             self.done = t + 1
+            # saved after the last round, and at milestones or after a minute if saving is quick
             if self.done == plan.rounds or self._should_save(self.done in milestones):
                 self._save()
-            self.live.show(self.done)
+            self.live.show(self.done)  # writes live.json
             progress(
                 Status(
                     plan.run,
                     self.done,
                     plan.rounds,
                     self.done * step,
+                    # the main metric's name, and its mean over clients at the last evaluation
                     str(self.main),
                     self.accuracy,
-                    len(self.fed.failures),
+                    len(self.fed.failures),  # calls without a usable reply
                     self.done in milestones,
-                    str(self.where),
+                    str(self.where),  # engine, workers and device
                 )
             )
             # a run that was asked to stop in its last round is finished, not stopped
@@ -242,10 +245,13 @@ class Session:
 
         # The end. Where it ran is asked again, as machines may have joined or left.
         self.where = account(self.engine, plan.run.engine)
+        # The final states are passed as a function, which is called only if a warning needs them.
         mistakes = warnings(plan, self.fed, self._final_states)
         for text in mistakes:
             _log.warning("%s", text)
+        # how well the attacks on this run's messages do, if asked for
         leaks = self.evaluation.leaks(plan, self.engine) if plan.run.evaluate.leaks else ()
+        # the digests are hashes of every party's final state
         summary = summarize(
             plan, self.fed, self.record, self.done, self._digests(), self.where, mistakes, leaks
         )

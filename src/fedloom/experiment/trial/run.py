@@ -311,11 +311,13 @@ class TrialRun:
             ).own[number]
             return
         if exchanged := self._sent(candidate):
-            # owners send each other the very black boxes that they train alone: nothing new trains
+            # owners send each other the very black boxes that they train alone: nothing new trains.
+            # `.all[box]` (n, K) has for each row the mean prediction of all owners' boxes.
             means = [
                 self._trained_boxes(box, ks, c, data, on_all_rows=True).all[box]
                 for box in exchanged
             ]
+            # the one round is the exchange
             into[Recipe(number, 1, "")] = np.mean(means, axis=0)
         else:
             # a method of tables encodes columns itself, so it reads them as they are in the file
@@ -327,12 +329,13 @@ class TrialRun:
                         recipe = Recipe(number, rounds, mode)
                         for rows, probabilities in zip(fold.test, found, strict=True):
                             kind.set(into, recipe, rows, probabilities, len(self.owners.owner))
+                        # the messages of one training stand for those of all folds
                         if out.ledger is not None:
                             kind.ledgers[recipe] = out.ledger
 
         # A method whose owners may mix the joint model with black boxes of their own: the trial
         # keeps both, as modes JOINT and OWN, and mixes them itself with several weights.
-        boxes = self._own_boxes()
+        boxes = self._own_boxes()  # numbers of candidates
         if (
             kind is self.federated
             and boxes
@@ -375,9 +378,11 @@ class TrialRun:
         """
         boxes, names, n = self.boxes[c], self.owners.names, len(self.owners.owner)
         done, shape = boxes.done.setdefault(number, {}), (n, max(len(self.owners.data.classes), 1))
+        # `guess` stands where nothing is predicted yet: 1 / K, or the mean number to predict
         for predictions in (boxes.own, boxes.all):
             predictions.setdefault(number, np.full(shape, self.alone.guess))
-        # (N, n, K) is large with many owners, whose partners are not looked for
+        # what the box of each of N owners predicts of all n rows: (N, n, K) is large with many
+        # owners, whose partners are not looked for
         if c == 0 and len(names) <= PARTNERS:
             boxes.elsewhere.setdefault(number, np.full((len(names), *shape), self.alone.guess))
         for k in ks:
@@ -386,11 +391,14 @@ class TrialRun:
                 continue
             fold, done[k] = self.splits[c][k], on_all_rows
             all_rows = np.concatenate(fold.test)  # owner after owner
+            # for each owner's model a list of the sets of rows that it predicts, here of one set
             judged = [[all_rows] if on_all_rows else [rows] for rows in fold.test]
             candidate = self.alone.candidates[number]
+            # (1,): outputs after one round only, as a black box has no more
             training = CandidateTraining(candidate, data[k], fold.train, judged, (1,), fold.seed)
             # a black box has one output, with one array for each owner's model: of the owner's
-            # test rows, or of all in which those of owner i are from ends[i] to ends[i + 1]
+            # test rows, or of all in which those of owner i are from ends[i] to ends[i + 1]; one
+            # training alone has no other to be in lock-step with, hence not `together`
             (out,) = advance([training], together=False)
             (found,) = out.probabilities.values()
             ends = np.cumsum([0, *map(len, fold.test)])
@@ -670,17 +678,21 @@ class TrialRun:
         ledger = self.federated.ledgers.get(replace(best_of_all, mode=""), Ledger())
         if methods.named(method.method).pooled or settings(method).means_of:
             ledger = self._messages(method)
-        # weights (N,) of own models; None if the recipe has no weight for each owner
+        # Partners (N,) of owners are those whose models help on its rows; None if not looked for.
+        # Weights (N,) of own models; None if the recipe has no weight for each owner
         partners, weights = self._partners(), self.federated.weights.get(best_of_all)
         # owner i is "client-i" in the ledger, or "peer-i" of a method without a server
         role = next(
             (entry.sender for entry in ledger if entry.sender in ("client", "peer")), "client"
         )
+        # `pooled` (N,): each owner's score by models that were trained on all owners' rows at once
         names, pooled = self.owners.names, self._pooled(best_alone)
 
         # A column that gives the label away. Scores are higher if better, and errors negative: an
-        # RMSE is small (above -EXACT) beside the label's deviation, `unit_of` (N,). Without any
-        # known error -1 stands for one that is not small.
+        # RMSE is small (above -EXACT) beside the label's deviation, `unit_of` (N,).
+        # Without any known error -1 stands for one that is not small; an error is never 0, as
+        # `contributions` takes an RMSE as at least 1e-12.
+        # `_weighted` is the mean over the owners, by `self.weights` (N,).
         alone = _weighted([one.alone for one in found], self.weights)
         errors = [one.alone / unit for one, unit in zip(found, self.unit_of, strict=True)]
         exact = self.metric == "rmse" and (_weighted(errors, self.weights) or -1.0) > -EXACT
@@ -704,9 +716,12 @@ class TrialRun:
                 pooled=pooled[i],
                 own_weight=None if weights is None else float(weights[i]),
                 partners=partners[i],
+                # bytes of tensors
                 sent=ledger.sent(f"{role}-{i}"),
                 received=ledger.received(f"{role}-{i}"),
+                # how far probabilities are from what comes true, alone and federated
                 calibration=self._calibration(i),
+                # in doubt: nothing excludes that rows depend on each other, as those of a day do
                 condition=INDEPENDENT if self.owners.doubt and verdict.decision == "join" else "",
             )
             for i, (name, one, verdict) in enumerate(zip(names, found, verdicts, strict=True))
@@ -720,13 +735,15 @@ class TrialRun:
                 for key in ("gain", "alone", "federated")
             },
             metric=self.metric,
-            worth=self.config.worth,
+            worth=self.config.worth,  # the smallest gain that is worth federating for
             seed=self.config.seed,
             repeats=len(self.folds),
             folds=int(self.folds[0].max()) + 1,
+            # with a place in time of each row, folds are windows of time
             in_time=self.owners.order is not None,
             recipe=self._settings(best_of_all),
             alone=self.alone.label(best_alone),
+            # how often each recipe was chosen, in folds of all repeats
             chosen=self.federated.counts(),
             chosen_alone=self.alone.counts(),
             tried=[candidate.text for candidate in self.federated.candidates],
@@ -736,6 +753,7 @@ class TrialRun:
                 if name not in (*self.infeasible, *tried, baseline())
             ],
             infeasible=self.infeasible,
+            # messages by sender, receiver, kind and content, with number and bytes
             revealed=_revealed(ledger),
             notes=self.notes,
             seconds=perf_counter() - self.started,

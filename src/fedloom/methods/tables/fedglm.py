@@ -283,7 +283,8 @@ class FedGLMServer(Party[FedGLMConfig]):
         # Coefficients and errors (k, p) of the columns as they are; `value` is the log-likelihood.
         # By least squares the number to predict is standardized still: coefficients are multiplied
         # by `scale`, and `mean` is added to the intercept (`np.eye(1, p)` is 1 there, and 0
-        # elsewhere).
+        # elsewhere). `offsets` (p,) were subtracted from columns when they were read. The table of
+        # the fit also says whether the steps have ended (`self.done`).
         beta, errors = inference.estimates(self.design, self.accepted, designs.offsets(self))
         value = self.accepted["value"]
         names = designs.names(self, self.design)
@@ -322,12 +323,14 @@ class FedGLMServer(Party[FedGLMConfig]):
             beta = scale * beta + mean * np.eye(1, beta.size)
             if self.cfg.owners == "random":  # its covariance has the residual variance already
                 table = inference.coefficients(titles[0], names, beta[0], errors[0] * scale, level)
+                # the variances of owners' effects and of residuals
                 more = inference.of_effects(self.design, self.accepted)
                 return table, inference.fit(self.design, more, self.done)
             errors = errors * scale * np.sqrt(abs(2 * value) / left)
             table = inference.coefficients(
                 titles[0], names, beta[0], errors[0], level, freedom=left
             )
+            # from the sum of squared residuals, and that about the mean: rows times variance
             more = inference.of_numbers(rows, beta.size, -2 * value * scale**2, rows * scale**2)
             return table, inference.fit(self.design, more, self.done)
 
@@ -335,6 +338,7 @@ class FedGLMServer(Party[FedGLMConfig]):
         # classes tell; of counts it is that at the first coefficients, which are the mean's.
         null = inference.of_classes(self.design["by_class"].numpy())
         if family(self) == "poisson":
+            # set with the first accepted coefficients, hence not None here
             null = float(self.null or 0.0)
         tables = [
             inference.coefficients(title, names, own, error, level)
@@ -342,6 +346,7 @@ class FedGLMServer(Party[FedGLMConfig]):
         ]
         return (
             *tables,
+            # `k` parameters without columns: intercepts, of all classes but the first or of counts
             inference.fit(self.design, inference.likelihoods(value, null, beta.size, k), self.done),
         )
 

@@ -395,7 +395,8 @@ def quartiles(
     A quartile lies between two rows of its column, whose ranks n tells. Each of the (up to) six
     rows of a column is looked for alone, in a cell that one question after the other divides.
     """
-    # Columns with one number or none have no cells: that number is all quartiles.
+    # Columns with one number or none have no cells: that number is all quartiles. Exact sums have
+    # the unit 2^LOWEST; a smaller s.d. could be 0, by which owners cannot divide.
     (mean, sd), n = server.spreads().T[:2], server.found["known"].numpy()
     out = np.repeat(np.where(n > 0, mean, 0)[:, None], 3, axis=1)
     apart = np.zeros(len(n), np.int64)
@@ -418,6 +419,7 @@ def quartiles(
     found = fed.total(clients, "cells", **each)
     if found is None:
         return None
+    # the sum over owners of n (own mean - mean)²/s.d.², in whole units of 2^-36: see `drift.UNIT`
     apart[column] = found.value["between"].numpy()
     rows = unbundled(found.value["rows"].numpy(), len(column) * CELLS, most).reshape(-1, CELLS)
 
@@ -429,10 +431,13 @@ def quartiles(
         (f, share): neighbors(share, int(n[f])) for f in column.tolist() for share in QUARTILES
     }
     for f, counts in zip(column.tolist(), rows, strict=True):
+        # the 17 ends of 16 equal cells
         cells = ends_of_cells(mean[f] - FARTHEST * sd[f], mean[f] + FARTHEST * sd[f], CELLS)
         below = np.append(counts.cumsum(), n[f])  # (17,); what is beyond counts for the last cell
-        shift = target.shift if target and f == len(n) - 1 else 0.0  # the last column is the target
+        # what was subtracted from the target when it was read; the last column is the target
+        shift = target.shift if target and f == len(n) - 1 else 0.0
         for rank in (rank for share in QUARTILES for rank in around[f, share][:2]):
+            # the cell's low and high end, the rows below it, and the rows in it, in this order
             found_in = cell_of(rank, cells, below)
             crowded = 2 * found_in[-1] > n[f]  # then parts by the size of numbers divide it sooner
             placed[f, rank] = Placed(f, rank, *found_in, crowded, shift=shift)
@@ -455,6 +460,7 @@ def quartiles(
         cuts = {placed[key].cell: placed[key].cuts() for key in sorted(left)}
         most = max(placed[key].inside for key in left)
         where = tensors(column=np.array([f for f, *_ in cuts]), ends=np.stack([*cuts.values()]))
+        # a cell has CUTS ends, without its last one, hence counts between successive ends
         size = len(cuts) * (CUTS - 1)
         found = fed.total(clients, "finer", **asked(size, most, where))
         if found is None:

@@ -508,6 +508,8 @@ def _violations(
 
     # the columns of a table of own rows; a file of images has none
     if schema is not None and schema.kind == "table" and own_rows:
+        # the owner's own settings of columns, where `keep` names those that runs may use; `ascii`
+        # quotes the coordinator's words, with control signs and letters beyond ASCII escaped
         options = data.own.options
         lacking = [column.name for column in schema.columns if column.name in data.lacks]
         if lacking and run.data.missing_columns != "allow":
@@ -532,7 +534,9 @@ def _violations(
                 f"missing of {run.data.name} is {data.missing!r} here and {run.data.missing!r} "
                 "in the run; indicator must be set in both or in neither, as it adds columns"
             )
-        # A method of raw rows gets columns as they are, so no single row can move their scale.
+        # A method of raw rows gets columns as they are, so no single row can move their scale. Of
+        # others `unbounded` says what to set if the run promises an ε without an agreed scale, ""
+        # if nothing; public rows of this node (the last argument) may give the scale instead.
         if "raw rows" not in method.needs and (
             problem := unbounded(run, cfg, data.public is not None)
         ):

@@ -17,8 +17,9 @@ from fedloom.core.method import Method
 from fedloom.core.rng import stream
 from fedloom.core.task import Number
 from fedloom.data.encoder import TableEncoder
+from fedloom.data.manifest import manifest
 from fedloom.data.options import GUESS, DataOptions
-from fedloom.data.party_files import PartyFile
+from fedloom.data.party_files import OF_FILES, PartyFile, from_files
 from fedloom.data.presence import RowPresence, complete_rows, read_presence
 from fedloom.data.simulation import simulate
 from fedloom.data.sources import is_path
@@ -399,9 +400,8 @@ def parties_of(
                 "columns.files: files do not have all columns of every row, which this method "
                 "needs: leave them out"
             )
-        from fedloom.data.party_files import OF_FILES, from_files
-
-        # settings of `[data]` that have no meaning for them would be ignored in silence
+        # settings of `[data]` that have no meaning for them would be ignored in silence; GUESS has
+        # the defaults, and OF_FILES names the settings that files have, too
         for name, value in vars(data.columns).items():
             if name not in OF_FILES and value != getattr(GUESS, name):
                 raise ConfigError(
@@ -412,10 +412,13 @@ def parties_of(
             [Path(file) for file in columns.files],
             id=columns.id or "",
             label=columns.label or "",
-            aligned=columns.aligned,
+            aligned=columns.aligned,  # number of people; None for all common ones
             options=data.columns,
+            # matches the parties' ids, by the backend that `[columns]` names
             align=partial(_align, columns),
+            # also people of the first file whom other files lack
             anybody=columns.missing == "files",
+            # which party has which people, where absence is drawn or listed in a file, else None
             presence=_presence(
                 run,
                 len(columns.files),
@@ -427,8 +430,8 @@ def parties_of(
 
     # a manifest of images, which also tells how many parties there are
     if columns.manifest:
-        from fedloom.data.manifest import manifest
-
+        # objects are named by `sample_id`; `number` counts the manifest's parties, and is None only
+        # without a manifest and files
         presence = _presence(run, columns.number() or 0, "sample_id")
         aligned = None if pooled else columns.aligned
         return manifest(
@@ -440,15 +443,16 @@ def parties_of(
         )
 
     # a data set whose columns are divided among parties
+    # data set; this machine's own name and folder (`files`) come before the config's
     root = files.root or data.root
     return simulate(
         files.set or data.name,
         parties=data.clients,
         root=Path(root) if root else None,
-        aligned=columns.aligned or ALIGNED,
+        aligned=columns.aligned or ALIGNED,  # number of rows
         everything=pooled,
         options=data.columns,
-        presence=_presence(run, data.clients, "row"),
+        presence=_presence(run, data.clients, "row"),  # by row numbers
         **{name: getattr(columns, name) for name in SPLIT_SETTINGS},
         **held_out,
     )
