@@ -383,7 +383,7 @@ def _unseen(column: np.ndarray) -> float:
 
 def decimals(x: np.ndarray) -> np.ndarray:
     """The decimals that each number is written with, such as 2 for 0.25 and -1 for 120; `FULL` for
-    more than 5.
+    more than 5, and for numbers so large that float32 does not tell their units.
 
     Example:
         >>> decimals(np.array([0.25, 120.0, 1 / 3])).tolist()
@@ -420,7 +420,8 @@ def _rounded(flat: np.ndarray, numbers: np.ndarray, first: np.ndarray) -> np.nda
     measured = np.array(
         sorted(
             measured,
-            key=lambda j: _neighbors(x[:, j], reach[j]) * (1 + (half[:, j] > reach[j]).sum()),
+            # rows that are rounded by more than the reach would not be found by this column
+            key=lambda j: (1 + _neighbors(x[:, j], reach[j])) * (1 + (half[:, j] > reach[j]).sum()),
         )
     )
 
@@ -463,4 +464,6 @@ def _rounded(flat: np.ndarray, numbers: np.ndarray, first: np.ndarray) -> np.nda
 def _neighbors(column: np.ndarray, reach: float) -> int:
     """How many pairs of numbers (n,) are within a reach of each other."""
     ordered = np.sort(column)
-    return int(np.searchsorted(ordered, ordered + reach, side="right").sum())
+    # of each number: those up to its reach, less those before it and itself
+    upto = np.searchsorted(ordered, ordered + reach, side="right")
+    return int((upto - np.arange(1, len(ordered) + 1)).sum())

@@ -75,16 +75,18 @@ class TableNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, K), or a standardized number (n, 1)."""
         x = x.flatten(1)
+        # in double, as the run sums; the parts have weights that sum to 1
         raw, total = self.raw(x), torch.zeros(len(x), 1).double()
         for part in self.settings["parts"]:
             found, link = self.sums(part, x, raw), part["link"]
             if link == "softmax":
                 found = found.softmax(1)
             elif link == "exp":
-                found = found.exp()
+                found = found.exp()  # a count, of its logarithm
             elif link == "shares":  # equal ones where no tree has seen a row
                 all_rows = found.sum(1, keepdim=True)
                 found = torch.where(all_rows > 0, found / all_rows, 1 / found.shape[1])
+            # mixed with equal shares, so that none is 0; the floor of numbers is 0
             found = part["floor"] + (1 - found.shape[1] * part["floor"]) * found
             shift, scale = part["standard"]
             total = total + part["weight"] * (found - shift) / scale
